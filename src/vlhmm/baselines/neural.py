@@ -1,0 +1,99 @@
+"""What the feed-forward model and the LSTM share: tied embeddings, dropout, scoring. Subclasses give h_t.
+
+    p(x_t | x_<t) = softmax(E h_t + b),  E (V, D) being the input embeddings too
+
+All weights start Kaiming-uniform. Dropout acts where a generator is given and nowhere else: there is no mode to
+switch.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vlhmm.baselines.softmax import cross_entropy, target_log_prob
+from vlhmm.data.vocabulary import Vocabulary
+from vlhmm.errors import QueryError
+
+
+class NeuralLanguageModel(nn.Module, ABC):
+    """A `LanguageModel` with weights to learn."""
+
+    def __init__(self, vocabulary: Vocabulary, hidden_size: int, dropout: float) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.dropout = dropout
+        self.embedding = nn.Parameter(torch.empty(len(vocabulary), hidden_size))  # E
+        self.bias = nn.Parameter(torch.zeros(len(vocabulary)))  # b
+
+    @abstractmethod
+    def start(self, batch_size: int) -> Any:
+        """The carry before the first token: a context of <eos>, as after a line."""
+
+    @abstractmethod
+    def hidden(self, tokens: Tensor, lengths: Tensor, carry: Any, generator: torch.Generator | None) -> tuple:
+        """h_t to predict tokens[:, t] with, (B, T, D), garbage beyond `lengths`; and the carry after each row."""
+
+    def loss(
+        self, tokens: Tensor, lengths: Tensor, carry: Any, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Any]:
+        """The mean of -log p(x_t | x_<t), under dropout if there is a generator; and the carry after each row."""
+        hidden, carry = self.hidden(tokens, lengths, carry, generator)
+        inside = _inside(tokens, lengths)
+        return cross_entropy(hidden[inside], self.embedding, self.bias, tokens[inside]), carry
+
+    @torch.no_grad()
+    def score(self, tokens: Tensor, lengths: Tensor, carry: Any) -> tuple[Tensor, Any]:
+        """log p(x_t | x_<t), float64 (B, T), zero beyond `lengths`; and the carry after each row."""
+        log_prob = torch.zeros(tokens.shape, dtype=torch.float64)
+        inside = _inside(tokens, lengths)
+        if not inside.any():
+            return log_prob, carry
+        words = tokens[inside]
+        if not 0 <= words.min() <= words.max() < len(self.vocabulary):
+            raise QueryError(
+                f"word ids run from {words.min()} to {words.max()}, expected 0 to "
+                f"{len(self.vocabulary) - 1}; encode the text with this model's vocabulary"
+            )
+        hidden, carry = self.hidden(tokens.where(inside, 0), lengths, carry, None)
+        log_prob[inside] = target_log_prob(hidden[inside], self.embedding, self.bias, words).double()
+        return log_prob, carry
+
+    @torch.no_grad()
+    def next_word_distribution(self, context_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """p(. | context), float64 (V,), where the context is all words since the start of the text."""
+        context = torch.as_tensor(np.asarray(context_ids, dtype=np.int64).reshape(1, -1))
+        _, carry = self.score(context, torch.tensor([context.shape[1]]), self.start(1))
+        anything = torch.zeros(1, 1, dtype=torch.int64)  # h_t does not see the word it predicts
+        hidden, _ = self.hidden(anything, torch.ones(1, dtype=torch.int64), carry, None)
+        logits = torch.addmm(self.bias, hidden[0], self.embedding.t())[0]
+        return logits.double().softmax(0).numpy()
+
+    @property
+    def num_parameters(self) -> int:
+        """All weights; the embeddings, which serve twice, once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Nothing; afterwards every matrix is uniform within 1 / sqrt(its number of columns), every bias zero."""
+        with torch.no_grad():
+            for parameter in self.parameters():
+                if parameter.ndim > 1:
+                    bound = parameter.shape[-1] ** -0.5
+                    parameter.uniform_(-bound, bound, generator=generator)
+                else:
+                    parameter.zero_()
+
+    def dropped(self, activations: Tensor, generator: torch.Generator | None) -> Tensor:
+        """The activations, each zeroed with probability `dropout`, the rest scaled up; as they are, if no generator."""
+        if generator is None or self.dropout == 0:
+            return activations
+        kept = torch.empty_like(activations).bernoulli_(1 - self.dropout, generator=generator)
+        return activations * kept.div_(1 - self.dropout)
+
+
+def _inside(tokens: Tensor, lengths: Tensor) -> Tensor:
+    return torch.arange(tokens.shape[1]) < lengths[:, None]

@@ -1,0 +1,88 @@
+"""A baseline's run folder. Input: tensors, settings, a vocabulary. Output: files, each whole or not there; and back.
+
+    config.json         format_version, kind (kn, ff or lstm), settings
+    model.safetensors   the best weights, or the n-gram tables
+    vocabulary.txt      one word a line, line number = id
+    journal.jsonl       an object an event             (ff and lstm)
+    checkpoint/         what it takes to go on         (ff and lstm; see vlhmm.baselines.training)
+
+Nothing is pickled.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from vlhmm.data.files import write_atomically
+from vlhmm.data.vocabulary import Vocabulary
+from vlhmm.errors import CheckpointError, DataError
+
+FORMAT_VERSION = 1
+KINDS = ("kn", "ff", "lstm")
+
+
+class Run(NamedTuple):
+    """What a run folder says of itself, without its arrays."""
+
+    kind: str
+    settings: dict[str, Any]
+    vocabulary: Vocabulary
+
+
+def write_run(folder: str | Path, run: Run) -> None:
+    """Nothing; afterwards `folder` holds config.json and vocabulary.txt."""
+    folder = Path(folder)
+    config = {"format_version": FORMAT_VERSION, "kind": run.kind, "settings": run.settings}
+    run.vocabulary.write(folder / "vocabulary.txt")
+    write_atomically(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+
+
+def read_run(folder: str | Path) -> Run:
+    """What stands in config.json and vocabulary.txt."""
+    folder = Path(folder)
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} is no run folder: it has no config.json") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError:  # bad JSON or bad UTF-8
+        raise CheckpointError(f"{path} is not JSON; it was altered or is not a run's") from None
+    version = config.get("format_version") if isinstance(config, dict) else None
+    if version != FORMAT_VERSION:
+        raise CheckpointError(f"{path} has format_version {version!r}, expected {FORMAT_VERSION}")
+    if config.get("kind") not in KINDS or not isinstance(config.get("settings"), dict):
+        raise CheckpointError(
+            f"{path} has kind {config.get('kind')!r}, expected a baseline's: {', '.join(KINDS)}"
+        )
+    try:
+        vocabulary = Vocabulary.read(folder / "vocabulary.txt")
+    except DataError as error:
+        raise CheckpointError(f"{folder} is not a whole run: {error}") from None
+    return Run(config["kind"], config["settings"], vocabulary)
+
+
+def write_tensors(path: str | Path, tensors: dict[str, Tensor], about: dict[str, Any] | None = None) -> None:
+    """Nothing; afterwards `path` holds the tensors, and `about` as JSON in the file's header."""
+    metadata = None if about is None else {"about": json.dumps(about)}
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, safetensors.torch.save(contiguous, metadata))
+
+
+def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a file, and what its header says about them."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("about", "{}"))
+            return {name: file.get_tensor(name) for name in file.keys()}, about
+    except FileNotFoundError:
+        raise CheckpointError(f"no such file: {path}") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from None

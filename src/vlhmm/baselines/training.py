@@ -1,0 +1,441 @@
+"""Training a neural baseline. Input: a `Corpus` and a `BaselineConfig`. Output: the best model on its valid split.
+
+AdamW, clipped gradients, a few validations an epoch, and a rate that is divided when they stop improving. A run
+with a folder can be stopped at any moment and goes on, when called again, as if it had not been: after the same
+number of steps its weights are the same to the last bit (on the same machine with as many threads).
+"""
+
+import hashlib
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vlhmm.baselines import kneser_ney
+from vlhmm.baselines.feed_forward import FeedForward
+from vlhmm.baselines.lstm import LSTM
+from vlhmm.baselines.neural import NeuralLanguageModel
+from vlhmm.baselines.runs import Run, read_run, read_tensors, write_run, write_tensors
+from vlhmm.config import from_dict, to_dict
+from vlhmm.data.batches import Batch, sentence_batches, stream_batches
+from vlhmm.data.corpora import Corpus
+from vlhmm.data.vocabulary import Vocabulary
+from vlhmm.errors import CheckpointError, ConfigError, TrainingError
+from vlhmm.evaluation.perplexity import evaluate, perplexity
+from vlhmm.evaluation.protocol import LanguageModel
+
+Event = dict[str, Any]
+Progress = Callable[[Event], None]
+_CHECKPOINT_SECONDS = 60.0
+_STEP_EVENT_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineConfig:
+    """How a neural baseline is built and trained: the paper's LSTM by default; `default_config` has its FF too."""
+
+    hidden_size: int = 256
+    num_layers: int = 2  # hidden layers
+    order: int = 5  # ff: predicts from order-1 words; unused by the LSTM
+    dropout: float = 0.3
+    context: Literal["reset", "carry"] = "carry"  # reset: trained and validated line by line
+    num_streams: int = 16
+    segment_length: int = 32  # tokens between two cuts of the gradient
+    epochs: int = 50
+    rate: float = 1e-3
+    weight_decay: float = 0.0
+    clip: float = 5.0
+    checks_per_epoch: int = 4
+    patience: int = 8  # checks without improvement before the rate is divided ...
+    decay: float = 4.0  # ... by this
+    min_rate: float = 1e-6  # below it training ends, as nothing moves any more
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (
+            "hidden_size",
+            "num_layers",
+            "num_streams",
+            "segment_length",
+            "epochs",
+            "checks_per_epoch",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected at least 1")
+        for name in ("rate", "clip", "patience"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected more than 0")
+        if self.order < 2:
+            raise ConfigError(f"order is {self.order}, expected at least 2: one word of context")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout is {self.dropout}, expected 0 or more and less than 1")
+        if not self.decay > 1:
+            raise ConfigError(f"decay is {self.decay}, expected more than 1, as the rate is divided by it")
+        if self.context not in ("reset", "carry"):
+            raise ConfigError(f"context is {self.context!r}, expected reset or carry")
+
+
+def default_config(kind: str) -> BaselineConfig:
+    """The paper's settings for kind ff or lstm."""
+    if kind == "lstm":
+        return BaselineConfig()
+    if kind == "ff":
+        return BaselineConfig(num_layers=1, num_streams=128, segment_length=64, epochs=100)
+    raise ConfigError(f"unknown neural baseline {kind!r}, expected ff or lstm")
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingResult:
+    """The best model and how it was come by."""
+
+    model: NeuralLanguageModel
+    valid_perplexity: float  # under config.context
+    epochs: float  # trained in all, earlier calls included
+    steps: int
+    seconds: float
+    finished: bool  # False: the time limit came first; call again to go on
+
+
+def build_model(kind: str, vocabulary: Vocabulary, config: BaselineConfig) -> NeuralLanguageModel:
+    """An untrained model, its weights drawn with config.seed."""
+    generator = torch.Generator().manual_seed(config.seed)
+    if kind == "ff":
+        return FeedForward(
+            vocabulary, generator, config.hidden_size, config.dropout, config.num_layers, config.order
+        )
+    if kind == "lstm":
+        return LSTM(vocabulary, generator, config.hidden_size, config.dropout, config.num_layers)
+    raise ConfigError(f"unknown neural baseline {kind!r}, expected ff or lstm")
+
+
+def load_baseline(run_dir: str | Path) -> LanguageModel:
+    """The (best) model in a baseline's run folder, of whichever kind."""
+    run = read_run(run_dir)
+    if run.kind == "kn":
+        return kneser_ney.load(run_dir)
+    model = build_model(run.kind, run.vocabulary, from_dict(BaselineConfig, run.settings))
+    path = Path(run_dir) / "model.safetensors"
+    if not path.exists():
+        raise CheckpointError(
+            f"{run_dir} has no model.safetensors yet: training stopped before the first validation"
+        )
+    _put(model, read_tensors(path)[0], path)
+    return model
+
+
+def train_baseline(
+    kind: str,
+    corpus: Corpus,
+    out_dir: str | Path | None,
+    config: BaselineConfig | None = None,
+    time_limit: float | None = None,
+    progress: Progress | None = None,
+) -> TrainingResult:
+    """The model of kind ff or lstm that is best on corpus.valid; `out_dir`, if any, becomes its run folder.
+
+    Called again with the same folder, training goes on where it stopped; more epochs may then be asked for, but
+    nothing else may change. `time_limit` is in seconds, for this call. `progress` gets what goes to journal.jsonl,
+    and a step event a second.
+    """
+    config = config or default_config(kind)
+    trainer = _Trainer(kind, corpus, None if out_dir is None else Path(out_dir), config, progress)
+    with _deferred_interrupt() as is_interrupted:
+        return trainer.run(math.inf if time_limit is None else time_limit, is_interrupted)
+
+
+@dataclass
+class _Position:
+    """Where training stands, apart from tensors."""
+
+    rate: float
+    epoch: int = 0
+    batch: int = 0  # the next one, within the epoch
+    step: int = 0
+    best: float = math.inf  # perplexity on valid
+    waited: int = 0  # checks since the best one, or since the rate was last divided
+    nats: float = 0.0  # training loss since the last check ...
+    tokens: int = 0  # ... over so many tokens ...
+    step_seconds: float = 0.0  # ... in so much time
+    seconds: float = 0.0  # in all, validation included
+
+
+class _Trainer:
+    """A model, its optimizer, its randomness, its carry and its position: together, what a checkpoint holds."""
+
+    def __init__(
+        self,
+        kind: str,
+        corpus: Corpus,
+        folder: Path | None,
+        config: BaselineConfig,
+        progress: Progress | None,
+    ) -> None:
+        self.corpus, self.folder, self.config, self.progress = corpus, folder, config, progress
+        self.model = build_model(kind, corpus.vocabulary, config)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=config.rate, weight_decay=config.weight_decay, fused=True
+        )
+        self.generator = torch.Generator().manual_seed(config.seed + 1)  # of the dropout
+        self.position = _Position(rate=config.rate)
+        self.carry: Any = None
+        self.best_weights: dict[str, Tensor] = {}
+        self._batches_of: tuple[int, list[Batch]] = (-1, [])
+        if folder is not None:
+            self._open_folder(kind, folder)
+
+    def run(self, time_limit: float, is_interrupted: Callable[[], bool]) -> TrainingResult:
+        """The result, after the last epoch or at the time limit."""
+        if self._is_done():
+            return self._result()
+        began = saved = shown = time.monotonic()
+        seconds_before = self.position.seconds
+        self._record(
+            "start", epoch=self._epochs(), step=self.position.step, parameters=self.model.num_parameters
+        )
+        while not self._is_done():
+            check_due = self._step()
+            if check_due:
+                self._check()
+            now = time.monotonic()
+            self.position.seconds = seconds_before + now - began
+            if is_interrupted():
+                self._save()
+                raise KeyboardInterrupt
+            if now - began >= time_limit:
+                break
+            if check_due or now - saved >= _CHECKPOINT_SECONDS:
+                self._save()
+                saved = now
+            if self.progress is not None and now - shown >= _STEP_EVENT_SECONDS:
+                self.progress({"event": "step", **self._state()})
+                shown = now
+        self._record("end", finished=self._is_done(), **self._state())
+        self._save()
+        return self._result()
+
+    def _is_done(self) -> bool:
+        return self.position.epoch >= self.config.epochs or self.position.rate < self.config.min_rate
+
+    def _epochs(self) -> float:
+        return self.position.epoch + self.position.batch / len(self._batches())
+
+    def _state(self) -> Event:
+        at = self.position
+        return {
+            "epoch": round(self._epochs(), 4),
+            "step": at.step,
+            "train_perplexity": perplexity(-at.nats, at.tokens) if at.tokens else None,  # under dropout
+            "best_valid_perplexity": at.best if at.best < math.inf else None,
+            "rate": at.rate,
+            "tokens_per_second": round(at.tokens / at.step_seconds) if at.tokens else None,
+            "seconds": round(at.seconds, 1),
+        }
+
+    def _batches(self) -> list[Batch]:
+        """This epoch's batches: streams, the same every time; or sentences, in an order drawn for the epoch."""
+        epoch, batches = self._batches_of
+        config = self.config
+        if config.context == "carry" and not batches:
+            eos = self.corpus.vocabulary.eos
+            batches = stream_batches(
+                self.corpus.train, config.num_streams, config.segment_length, eos, config.context
+            )
+        elif config.context == "reset" and epoch != self.position.epoch:
+            order = torch.Generator().manual_seed(config.seed * 1_000_003 + self.position.epoch)
+            batches = sentence_batches(self.corpus.train, config.num_streams * config.segment_length, order)
+        self._batches_of = self.position.epoch, batches
+        return batches
+
+    def _step(self) -> bool:
+        """Whether a check is due, after one batch's step along the gradient."""
+        began = time.monotonic()
+        at, batches = self.position, self._batches()
+        batch = batches[at.batch]
+        if not batch.continues:
+            self.carry = self.model.start(len(batch.lengths))
+        loss, self.carry = self.model.loss(batch.tokens, batch.lengths, self.carry, self.generator)
+        self.optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        if not math.isfinite(loss.item()) or not math.isfinite(norm.item()):
+            raise TrainingError(
+                f"the loss or its gradient is not finite at epoch {at.epoch + 1}, batch {at.batch + 1} of "
+                f"{len(batches)} (step {at.step + 1}); the last checkpoint is kept: try a smaller rate than {at.rate:g}"
+            )
+        for group in self.optimizer.param_groups:
+            group["lr"] = at.rate
+        self.optimizer.step()
+        num_tokens = int(batch.lengths.sum())
+        at.nats += loss.item() * num_tokens
+        at.tokens += num_tokens
+        at.step += 1
+        at.batch += 1
+        checks = self.config.checks_per_epoch
+        check_due = at.batch in {round(len(batches) * i / checks) for i in range(1, checks + 1)}
+        if at.batch == len(batches):
+            at.epoch, at.batch = at.epoch + 1, 0
+        at.step_seconds += time.monotonic() - began
+        return check_due
+
+    def _check(self) -> None:
+        """Nothing; afterwards the best weights so far are kept, and the rate is divided if that was long ago."""
+        at = self.position
+        valid_perplexity = self._validate()
+        is_best = valid_perplexity < at.best
+        if is_best:
+            self._keep()
+            at.best, at.waited = valid_perplexity, 0
+        else:
+            at.waited += 1
+        self._record("check", valid_perplexity=valid_perplexity, is_best=is_best, **self._state())
+        at.nats, at.tokens, at.step_seconds = 0.0, 0, 0.0
+        if at.waited == self.config.patience:
+            at.rate, at.waited = at.rate / self.config.decay, 0
+
+    def _validate(self) -> float:
+        return evaluate(self.model, self.corpus.valid, rule=self.config.context).perplexity
+
+    def _keep(self) -> None:
+        self.best_weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        if self.folder is not None:
+            write_tensors(self.folder / "model.safetensors", self.best_weights)
+
+    def _result(self) -> TrainingResult:
+        at = self.position
+        best = at.best
+        if not self.best_weights:  # the time limit came before the first check; the position stays as it is
+            best = self._validate()
+            self._keep()
+        self.model.load_state_dict(self.best_weights)
+        return TrainingResult(self.model, best, self._epochs(), at.step, at.seconds, self._is_done())
+
+    def _record(self, event: str, **fields: Any) -> None:
+        """Nothing; afterwards the event is in the journal and known to whoever follows the progress."""
+        line = {"event": event, "time": round(time.time(), 1), **fields}
+        if self.folder is not None:
+            append_line(self.folder / "journal.jsonl", json.dumps(line))
+        if self.progress is not None:
+            self.progress(line)
+
+    # The run folder
+
+    def _open_folder(self, kind: str, folder: Path) -> None:
+        """Nothing; afterwards the folder is this run's, and the trainer stands where the folder's checkpoint does."""
+        run = Run(kind, to_dict(self.config), self.corpus.vocabulary)
+        self.digest = _digest(self.corpus)
+        if (folder / "config.json").exists():
+            _refuse_another(folder, read_run(folder), run)
+            if (folder / "checkpoint" / "state.safetensors").exists():
+                self._restore(folder)
+        write_run(folder, run)
+
+    def _save(self) -> None:
+        """Nothing; afterwards the checkpoint says all that is needed to go on; one file, so that it agrees with itself."""
+        if self.folder is None:
+            return
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        for name, parameter in self.model.named_parameters():
+            for slot, tensor in self.optimizer.state[parameter].items():
+                tensors[f"optimizer.{name}.{slot}"] = tensor
+        carry = self.carry if isinstance(self.carry, tuple) else (self.carry,)
+        tensors |= {f"carry.{i}": tensor for i, tensor in enumerate(carry)}
+        tensors["generator"] = self.generator.get_state()
+        journal = self.folder / "journal.jsonl"
+        about = asdict(self.position) | {"corpus": self.digest, "journal_bytes": os.path.getsize(journal)}
+        if self.position.best == math.inf:
+            about["best"] = None  # which JSON can say
+        write_tensors(self.folder / "checkpoint" / "state.safetensors", tensors, about)
+
+    def _restore(self, folder: Path) -> None:
+        path = folder / "checkpoint" / "state.safetensors"
+        tensors, about = read_tensors(path)
+        if about.pop("corpus", None) != self.digest:
+            raise CheckpointError(
+                f"{folder} was trained on another text than {self.corpus.name}; choose another folder"
+            )
+        try:
+            journal_bytes = about.pop("journal_bytes")
+            about["best"] = math.inf if about["best"] is None else about["best"]
+            self.position = _Position(**about)
+            _put(self.model, _under("model.", tensors), path)
+            for name, parameter in self.model.named_parameters():
+                self.optimizer.state[parameter] = _under(f"optimizer.{name}.", tensors)
+            self.generator.set_state(tensors["generator"])
+            start = self.model.start(1)
+            carry = list(_under("carry.", tensors).values())
+            self.carry = type(start)(*carry) if isinstance(start, tuple) else carry[0]
+        except (KeyError, TypeError, IndexError, RuntimeError) as error:
+            raise CheckpointError(f"{path} is not a whole checkpoint of this run: {error}") from None
+        if self.position.best < math.inf:
+            self.best_weights = read_tensors(folder / "model.safetensors")[0]
+        os.truncate(folder / "journal.jsonl", journal_bytes)  # what came later is done again
+
+
+def _put(model: NeuralLanguageModel, tensors: dict[str, Tensor], path: Path) -> None:
+    """Nothing; afterwards the model has these weights."""
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{path} does not fit config.json and vocabulary.txt: {reason}") from None
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in sorted(tensors.items()) if name.startswith(prefix)}
+
+
+def _refuse_another(folder: Path, old: Run, new: Run) -> None:
+    """Nothing; a folder with another run in it is refused. More or fewer epochs make no other run."""
+    if old.kind != new.kind:
+        raise ConfigError(f"{folder} holds a run of kind {old.kind}, got {new.kind}; choose another folder")
+    for name, value in new.settings.items():
+        if name != "epochs" and old.settings.get(name) != value:
+            raise ConfigError(
+                f"{folder} was trained with {name}={old.settings.get(name)}, got {value}; choose another folder"
+            )
+    if old.vocabulary != new.vocabulary:
+        raise ConfigError(f"{folder} was trained with another vocabulary; choose another folder")
+
+
+def _digest(corpus: Corpus) -> str:
+    digest = hashlib.sha256()
+    for text in (corpus.train, corpus.valid):
+        digest.update(text.tokens.tobytes())
+    return digest.hexdigest()
+
+
+def append_line(path: Path, line: str) -> None:
+    """Nothing; afterwards the file ends in that line."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed, to be asked between two steps; pressed twice, it acts at once, as ever."""
+    pressed = False
+
+    def press(signum: int, frame: Any) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    if threading.current_thread() is not threading.main_thread():  # where Python allows no handlers
+        yield lambda: False
+        return
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)

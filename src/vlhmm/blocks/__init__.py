@@ -1,0 +1,31 @@
+"""Words to blocks: which states may emit which words, and how words are clustered.
+
+`structure` holds the answer (`Blocks`), `clustering` finds it from a text (`brown`, then `exchange`, both
+on the counts of `bigrams`), `assignments` has the other kinds, `paths` reads and writes wcluster's files.
+"""
+
+from vlhmm.blocks.assignments import KINDS, frequency_blocks, make_blocks
+from vlhmm.blocks.bigrams import average_mutual_information, count_bigrams
+from vlhmm.blocks.brown import brown_clusters
+from vlhmm.blocks.clustering import ClusteringResult, cluster_words
+from vlhmm.blocks.exchange import exchange
+from vlhmm.blocks.paths import WordPaths, read_paths, write_paths
+from vlhmm.blocks.structure import Blocks, allocate_states, share_states
+
+__all__ = [
+    "KINDS",
+    "Blocks",
+    "ClusteringResult",
+    "WordPaths",
+    "allocate_states",
+    "average_mutual_information",
+    "brown_clusters",
+    "cluster_words",
+    "count_bigrams",
+    "exchange",
+    "frequency_blocks",
+    "make_blocks",
+    "read_paths",
+    "share_states",
+    "write_paths",
+]

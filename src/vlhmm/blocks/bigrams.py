@@ -1,0 +1,105 @@
+"""Adjacent words of a text, counted.
+
+Input: one stream of word ids, `<eos>` a word like others. Output: sparse counts of adjacent pairs, and the
+average mutual information a division of the words into classes keeps. Knows nothing of how classes are
+found.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from vlhmm.errors import ConfigError, DataError
+
+
+class Bigrams(NamedTuple):
+    """n(v, w), how often w follows v, found by either word.
+
+    The words after v are after_word[after_start[v] : after_start[v + 1]], and so on for those before.
+    """
+
+    after_start: np.ndarray  # (V+1,)
+    after_word: np.ndarray  # (P,)
+    after_count: np.ndarray  # (P,)
+    before_start: np.ndarray  # (V+1,)
+    before_word: np.ndarray  # (P,)
+    before_count: np.ndarray  # (P,)
+    twice_count: np.ndarray  # (V,) n(w, w)
+    first_count: np.ndarray  # (V,) pairs that begin with w
+    second_count: np.ndarray  # (V,) pairs that end with w
+    word_count: np.ndarray  # (V,) tokens
+
+    @property
+    def num_pairs(self) -> int:
+        """Tokens less one."""
+        return int(self.first_count.sum())
+
+
+def check_tokens(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+    """The tokens as int64, refused if there are none or if one is outside the vocabulary."""
+    tokens = np.asarray(tokens)
+    if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
+        raise DataError(f"tokens must be one row of word ids, got shape {tokens.shape} of {tokens.dtype}")
+    if not len(tokens):
+        raise DataError("the text has no tokens; word classes need at least one")
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        wrong = tokens[(tokens < 0) | (tokens >= vocab_size)][0]
+        raise DataError(
+            f"token {wrong} is not a word id of a vocabulary of {vocab_size} (0 to {vocab_size - 1})"
+        )
+    return tokens.astype(np.int64)
+
+
+def count_bigrams(tokens: np.ndarray, vocab_size: int) -> Bigrams:
+    """n(v, w) of adjacent tokens, in O(N log N)."""
+    tokens = check_tokens(tokens, vocab_size)
+    pairs, counts = np.unique(tokens[:-1] * vocab_size + tokens[1:], return_counts=True)
+    first, second = np.divmod(pairs, vocab_size)
+    counts = counts.astype(np.int64)
+    by_second = np.argsort(second, kind="stable")
+    twice = np.zeros(vocab_size, dtype=np.int64)
+    twice[first[first == second]] = counts[first == second]
+    return Bigrams(
+        after_start=_starts(first, vocab_size),
+        after_word=second,
+        after_count=counts,
+        before_start=_starts(second, vocab_size),
+        before_word=first[by_second],
+        before_count=counts[by_second],
+        twice_count=twice,
+        first_count=np.bincount(tokens[:-1], minlength=vocab_size).astype(np.int64),
+        second_count=np.bincount(tokens[1:], minlength=vocab_size).astype(np.int64),
+        word_count=np.bincount(tokens, minlength=vocab_size).astype(np.int64),
+    )
+
+
+def count_class_pairs(tokens: np.ndarray, block_of_word: np.ndarray, num_blocks: int) -> np.ndarray:
+    """n(i, j) (M, M): how often a word of block j follows one of block i."""
+    blocks = np.asarray(block_of_word, dtype=np.int64)
+    if blocks.min() < 0 or blocks.max() >= num_blocks:
+        raise ConfigError(f"blocks run from {blocks.min()} to {blocks.max()}, expected 0 to {num_blocks - 1}")
+    stream = blocks[check_tokens(tokens, len(blocks))]
+    pairs = np.bincount(stream[:-1] * num_blocks + stream[1:], minlength=num_blocks * num_blocks)
+    return pairs.reshape(num_blocks, num_blocks).astype(np.int64)
+
+
+def average_mutual_information(tokens: np.ndarray, block_of_word: np.ndarray, num_blocks: int) -> float:
+    r"""$\sum_{ij} p(i,j) \log_2 \frac{p(i,j)}{p(i)\,p(j)}$ in bits, i and j the blocks of adjacent tokens."""
+    joint = count_class_pairs(tokens, block_of_word, num_blocks).astype(np.float64)
+    total = joint.sum()
+    if not total:
+        return 0.0
+    first, second = joint.sum(axis=1), joint.sum(axis=0)
+    i, j = np.nonzero(joint)
+    seen = joint[i, j]
+    return float(
+        np.sum(seen * (np.log2(seen) + np.log2(total) - np.log2(first[i]) - np.log2(second[j]))) / total
+    )
+
+
+def _starts(sorted_by: np.ndarray, vocab_size: int) -> np.ndarray:
+    starts = np.zeros(vocab_size + 1, dtype=np.int64)
+    np.cumsum(np.bincount(sorted_by, minlength=vocab_size), out=starts[1:])
+    return starts

@@ -1,0 +1,115 @@
+"""Settings as frozen dataclasses: to JSON and back, and typed dotted overrides (`training.rate=0.01`)."""
+
+import dataclasses
+import difflib
+import types
+import typing
+from typing import Any, TypeVar
+
+from vlhmm.errors import ConfigError
+
+Config = TypeVar("Config")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A dataclass as plain JSON values, nested dataclasses as nested objects."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(kind: type[Config], values: dict[str, Any], where: str = "") -> Config:
+    """A dataclass of that kind from JSON values; an unknown key is refused with the nearest name."""
+    hints = typing.get_type_hints(kind)
+    chosen = {}
+    for key, value in values.items():
+        if key not in hints:
+            raise unknown("setting", where + key, [where + name for name in hints])
+        hint = hints[key]
+        if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+            chosen[key] = from_dict(hint, value, f"{where}{key}.")
+        else:
+            chosen[key] = converted(value, hint, where + key)
+    return kind(**chosen)
+
+
+def override(config: Config, assignments: list[str]) -> Config:
+    """The same settings with `a.b=c` applied for each assignment, in order."""
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"--set takes name=value, got {assignment!r}")
+        config = replaced(config, path.split("."), text, path)
+    return config
+
+
+def replaced(config: Any, path: list[str], text: str, whole: str) -> Any:
+    hints = typing.get_type_hints(type(config))
+    name, rest = path[0], path[1:]
+    if name not in hints:
+        raise unknown("setting", whole, dotted_names(config, whole[: len(whole) - len(".".join(path))]))
+    current = getattr(config, name)
+    if rest:
+        if not dataclasses.is_dataclass(current):
+            raise ConfigError(f"{whole}: {name} is a single value and has no field {rest[0]!r}")
+        value = replaced(current, rest, text, whole)
+    elif dataclasses.is_dataclass(current):
+        raise ConfigError(f"{whole} is a group of settings; set one of them: {', '.join(dotted_names(current, whole + '.'))}")
+    else:
+        value = parsed(text, hints[name], whole)
+    return dataclasses.replace(config, **{name: value})
+
+
+def dotted_names(config: Any, prefix: str = "") -> list[str]:
+    names = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        names += dotted_names(value, f"{prefix}{field.name}.") if dataclasses.is_dataclass(value) else [prefix + field.name]
+    return names
+
+
+def parsed(text: str, hint: Any, name: str) -> Any:
+    """`text` as the type of a field: numbers may be written 2^15, 1e-3 or 32_768; none clears an optional one."""
+    kinds = alternatives(hint)
+    if type(None) in kinds and text.lower() in ("none", "null", ""):
+        return None
+    if typing.get_origin(hint) is typing.Literal:
+        return converted(text, hint, name)
+    if bool in kinds:
+        if text.lower() in ("true", "yes", "1", "on", "false", "no", "0", "off"):
+            return text.lower() in ("true", "yes", "1", "on")
+        raise ConfigError(f"{name} takes true or false, got {text!r}")
+    try:
+        if int in kinds:
+            base, power, exponent = text.partition("^")
+            return int(base) ** int(exponent) if power else int(text)
+        if float in kinds:
+            return float(text)
+    except ValueError:
+        wanted = "a whole number" if int in kinds else "a number"
+        raise ConfigError(f"{name} takes {wanted}, got {text!r}") from None
+    return text
+
+
+def converted(value: Any, hint: Any, name: str) -> Any:
+    if typing.get_origin(hint) is typing.Literal:
+        if value not in typing.get_args(hint):
+            raise unknown(f"value of {name}", str(value), [str(v) for v in typing.get_args(hint)])
+        return value
+    kinds = alternatives(hint)
+    if isinstance(value, int) and not isinstance(value, bool) and float in kinds and int not in kinds:
+        return float(value)
+    if not isinstance(value, tuple(kinds)) or (isinstance(value, bool) and bool not in kinds):
+        raise ConfigError(f"{name} takes {' or '.join(k.__name__ for k in kinds)}, got {value!r}")
+    return value
+
+
+def alternatives(hint: Any) -> list[Any]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return list(typing.get_args(hint))
+    return [hint]
+
+
+def unknown(what: str, got: str, known: list[str]) -> ConfigError:
+    """'no preset named pper-ptb; did you mean paper-ptb?'"""
+    near = difflib.get_close_matches(got, known, n=1, cutoff=0.5)
+    remedy = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+    return ConfigError(f"no {what} named {got!r}; {remedy}")

@@ -1,0 +1,23 @@
+"""Text -> integers. `vlhmm.data.batches` (integers -> tensors) is imported apart, as it needs torch."""
+
+from vlhmm.data.corpora import CORPORA, Corpus, corpus_path, load_corpus, load_texts
+from vlhmm.data.sotu import tokenize
+from vlhmm.data.text import Text, count_words, encode, learn, read_lines
+from vlhmm.data.vocabulary import EOS, UNK, Vocabulary
+
+__all__ = [
+    "CORPORA",
+    "EOS",
+    "UNK",
+    "Corpus",
+    "Text",
+    "Vocabulary",
+    "corpus_path",
+    "count_words",
+    "encode",
+    "learn",
+    "load_corpus",
+    "load_texts",
+    "read_lines",
+    "tokenize",
+]

@@ -1,0 +1,133 @@
+"""Text -> integers. Input: whitespace-tokenized UTF-8, one sentence a line. Output: `Text`, <eos> after each.
+
+Knows nothing of corpora by name, and needs no torch.
+"""
+
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count, repeat
+from pathlib import Path
+
+import numpy as np
+
+from vlhmm.data.files import display_name, open_bytes
+from vlhmm.data.vocabulary import EOS, UNK, Vocabulary
+from vlhmm.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """A text as ids, and what was counted on the way."""
+
+    tokens: np.ndarray  # (N,) int32, <eos> after every line
+    offsets: np.ndarray  # (num_sentences + 1,) int64: line i is tokens[offsets[i] : offsets[i + 1]]
+    num_oov: int  # words that became <unk>
+    num_unk: int  # words that were <unk> in the text already
+    num_bytes: int  # UTF-8 bytes of the words, one blank between two, and one newline a line
+
+    @property
+    def num_sentences(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Words plus one <eos> a line: what perplexity divides by."""
+        return len(self.tokens)
+
+    @property
+    def num_words(self) -> int:
+        return self.num_tokens - self.num_sentences
+
+    def sentence(self, i: int) -> np.ndarray:
+        """Ids of line i, its <eos> included."""
+        if not -self.num_sentences <= i < self.num_sentences:
+            raise IndexError(f"sentence {i} of {self.num_sentences}")
+        i %= self.num_sentences
+        return self.tokens[self.offsets[i] : self.offsets[i + 1]]
+
+    def __repr__(self) -> str:
+        return f"Text({self.num_sentences:,} sentences, {self.num_tokens:,} tokens, {self.num_oov:,} OOV)"
+
+
+def read_lines(path: str | Path) -> Iterator[list[str]]:
+    """The words of each line of a file, plain or gzip, or of standard input ("-"); lazily, line by line."""
+    name = display_name(path)
+    number = 0
+    with open_bytes(path) as stream:
+        try:
+            for number, raw in enumerate(stream, start=1):
+                # The first line may open with a byte order mark, which is no part of its first word.
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                words = line.split()
+                if EOS in line and EOS in words:
+                    raise DataError(f"{name}, line {number}: {_LITERAL_EOS}")
+                yield words
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{name}, line {number}: not UTF-8 (byte 0x{error.object[error.start]:02x} at byte "
+                f"{error.start + 1} of the line); convert the text to UTF-8"
+            ) from None
+    if not number:
+        raise DataError(f"{name} is empty, expected text, one sentence a line")
+
+
+_LITERAL_EOS = f"literal {EOS} in the text, expected none, as the reader adds one a line; remove or rename it"
+
+
+def count_words(lines: Iterable[list[str]]) -> Counter[str]:
+    """How often each word occurs, and <eos> once a line."""
+    counts: Counter[str] = Counter()
+    num_lines = 0
+    for words in lines:
+        counts.update(words)
+        num_lines += 1
+    if num_lines:
+        counts[EOS] += num_lines
+    return counts
+
+
+def encode(lines: Iterable[list[str]], vocabulary: Vocabulary) -> Text:
+    """`lines` as ids, <eos> after each; words beyond the vocabulary become <unk> and are counted as OOV."""
+    get, unk = vocabulary.id_of.get, vocabulary.unk
+    return _pack(lines, lambda words: map(get, words, repeat(unk)), vocabulary.eos, unk)
+
+
+def learn(
+    lines: Iterable[list[str]], max_vocab: int | None = None, min_count: int = 1
+) -> tuple[Vocabulary, Text]:
+    """The vocabulary of `lines` (see `Vocabulary.build`) and `lines` in it; one pass, so pipes will do."""
+    # Ids are given in order of appearance, and renumbered when the counts are known.
+    id_of: defaultdict[str, int] = defaultdict(count().__next__)
+    eos, unk = id_of[EOS], id_of[UNK]
+    text = _pack(lines, lambda words: map(id_of.__getitem__, words), eos, unk)
+    words = list(id_of)
+    counts = Counter(dict(zip(words, np.bincount(text.tokens, minlength=len(words)).tolist(), strict=True)))
+    vocabulary = Vocabulary.build(counts, max_vocab, min_count)
+    tokens = vocabulary.encode(words)[text.tokens]
+    num_oov = int((tokens == vocabulary.unk).sum()) - text.num_unk
+    return vocabulary, Text(tokens, text.offsets, num_oov, text.num_unk, text.num_bytes)
+
+
+def _pack(
+    lines: Iterable[list[str]], ids_of: Callable[[list[str]], Iterable[int]], eos: int, unk: int
+) -> Text:
+    tokens, ends = array("i"), array("q", [0])
+    num_unk = num_bytes = 0
+    for words in lines:
+        tokens.extend(ids_of(words))
+        tokens.append(eos)
+        ends.append(len(tokens))
+        joined = " ".join(words)
+        num_bytes += (len(joined) if joined.isascii() else len(joined.encode())) + 1
+        if UNK in joined:
+            num_unk += words.count(UNK)
+    ids = np.array(tokens, dtype=np.int32)
+    offsets = np.array(ends, dtype=np.int64)
+    is_eos = ids == eos
+    if is_eos.sum() != len(offsets) - 1:  # a caller's own lines; read_lines has refused a file's
+        is_eos[offsets[1:] - 1] = False
+        line = int(np.searchsorted(offsets, np.flatnonzero(is_eos)[0], side="right"))
+        raise DataError(f"line {line}: {_LITERAL_EOS}")
+    return Text(ids, offsets, int((ids == unk).sum()) - num_unk, num_unk, num_bytes)

@@ -1,0 +1,24 @@
+"""What every language model here can do: score tokens left to right, with a carried state."""
+
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from vlhmm.data.vocabulary import Vocabulary
+
+Carry = Any  # each model's own state between two calls of `score`; opaque to callers
+
+
+@runtime_checkable
+class LanguageModel(Protocol):
+    """log p(x_t | x_<t) for the HMM and for every baseline."""
+
+    vocabulary: Vocabulary
+
+    def start(self, batch_size: int) -> Carry:
+        """The state before the first token of a text, `batch_size` times."""
+        ...
+
+    def score(self, tokens: Tensor, lengths: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        """log p(x_t | x_<t) in float64, (B, T), zero beyond `lengths`; and the state after each row."""
+        ...

@@ -1,0 +1,134 @@
+"""Exact inference on chains whose tokens admit K states each: potentials -> messages.
+
+`forward`, `posteriors`, `add_expected_counts` and `log_likelihood` choose the compiled kernels on a
+CPU and plain torch elsewhere; both compute the same numbers (`kernels.py`, `scaled.py`), and
+`reference.py` is the log-space twin that judges them.
+"""
+
+import os
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vlhmm.inference import reference, scaled
+from vlhmm.inference.chain import Chain, Counts, Forward, Posteriors, Potentials
+from vlhmm.inference.decode import sample_posterior, viterbi
+
+__all__ = [
+    "Chain",
+    "Counts",
+    "Forward",
+    "Posteriors",
+    "Potentials",
+    "add_expected_counts",
+    "forward",
+    "log_likelihood",
+    "posteriors",
+    "reference",
+    "sample_posterior",
+    "use_kernels",
+    "viterbi",
+]
+
+
+def use_kernels(table: Tensor) -> bool:
+    """Whether the compiled kernels serve this table: on a CPU, unless VLHMM_KERNELS=0."""
+    return table.device.type == "cpu" and os.environ.get("VLHMM_KERNELS", "1") != "0"
+
+
+def forward(
+    potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch slot"] | None = None, workspace=None
+) -> Forward:
+    """Filtered posteriors p(z_t | x_<=t) and log p(x_t | x_<t), in O(T K^2) a sequence."""
+    if use_kernels(potentials.emission):
+        from vlhmm.inference import kernels
+
+        return kernels.forward(potentials, chain, carry, workspace)
+    return scaled.forward(potentials, chain, carry)
+
+
+def posteriors(
+    potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch slot"] | None = None
+) -> Posteriors:
+    """Smoothed posteriors p(z_t | x) and p(z_t-1, z_t | x); the latter takes O(B T K^2) memory."""
+    passed = forward(potentials, chain, carry)
+    if use_kernels(potentials.emission):
+        from vlhmm.inference import kernels
+
+        posterior, right = kernels.backward(potentials, chain, passed)
+    else:
+        posterior, right = scaled.backward(potentials, chain, passed)
+    previous = torch.zeros_like(passed.alpha)
+    previous[:, 1:] = passed.alpha[:, :-1]
+    if carry is not None:
+        previous[:, 0] = carry
+    moves = (chain.live & (chain.edge_of >= 0))[..., None, None]
+    if not len(potentials.tiles):
+        return Posteriors(posterior, torch.zeros(*previous.shape, previous.shape[-1], dtype=previous.dtype))
+    edges = previous[..., None] * potentials.tiles[chain.edge_of.clamp(min=0)] * right[:, :, None, :]
+    return Posteriors(posterior, edges * moves)
+
+
+def add_expected_counts(
+    counts: Counts,
+    potentials: Potentials,
+    chain: Chain,
+    carry: Float[Tensor, "batch slot"] | None = None,
+    workspace=None,
+) -> Forward:
+    """Adds a batch's expected counts to `counts`, in place; returns the forward pass.
+
+    On kernels `counts.tiles` gathers sums that are still to be multiplied by the tiles, once for
+    many batches: call `finish_counts` after the last.
+    """
+    if use_kernels(potentials.emission):
+        from vlhmm.inference import kernels
+
+        workspace = workspace or kernels.Workspace()
+        passed = kernels.forward(potentials, chain, carry, workspace)
+        posterior, right = kernels.backward(potentials, chain, passed, workspace)
+        kernels.add_edge_sums(counts.tiles, chain, passed.alpha, right, carry)
+        kernels.add_table_counts(counts, chain, posterior)
+        return passed
+    return scaled.add_expected_counts(counts, potentials, chain, carry)
+
+
+def finish_counts(counts: Counts, potentials: Potentials) -> Counts:
+    """Expected counts, from what `add_expected_counts` gathered under these potentials."""
+    if use_kernels(potentials.emission):
+        from vlhmm.inference import kernels
+
+        kernels.multiply_tiles(counts.tiles, potentials.tiles)
+    return counts
+
+
+class _LogLikelihood(torch.autograd.Function):
+    """log p of a batch, whose gradient in a log-potential is its expected count."""
+
+    @staticmethod
+    def forward(ctx, log_start, log_emission, log_tiles, chain, carry):
+        potentials = Potentials(log_start.exp(), log_emission.exp(), log_tiles.exp())
+        counts = Counts.zeros_like(potentials)
+        passed = add_expected_counts(counts, potentials, chain, carry)
+        ctx.save_for_backward(*finish_counts(counts, potentials))
+        return passed.log_scale.sum()
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        (gradient,) = gradients
+        return *(count * gradient.to(count.dtype) for count in ctx.saved_tensors), None, None
+
+
+def log_likelihood(
+    log_start: Float[Tensor, "group slot"],
+    log_emission: Float[Tensor, "word slot"],
+    log_tiles: Float[Tensor, "pair slot slot"],
+    chain: Chain,
+    carry: Float[Tensor, "batch slot"] | None = None,
+) -> Float[Tensor, ""]:
+    """log p(x) of the whole batch in float64, differentiable in the log-potentials by the posterior identity.
+
+    The carry is a constant: gradients are truncated there.
+    """
+    return _LogLikelihood.apply(log_start, log_emission, log_tiles, chain, carry)

@@ -1,0 +1,55 @@
+"""Which hidden Markov model: its states, who emits what, and how its parameters are made."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vlhmm.errors import ConfigError
+
+Constraint = Literal["brown", "frequency", "uniform", "none"]
+Transition = Literal["softmax", "block-factored"]
+Parameterization = Literal["neural", "scalar"]
+Embedding = Literal["independent", "factored", "additive"]
+Network = Literal["residual", "linear"]
+Allocation = Literal["equal", "tokens"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The paper's model by default: 2^15 states in 128 Brown blocks, neural, one softmax over all states."""
+
+    num_states: int = 32_768  # |Z|
+    num_blocks: int = 128  # M
+    constraint: Constraint = "brown"  # which words a state may emit
+    states_per_word: int = 128  # n, for constraint "uniform" only
+    allocation: Allocation = "equal"  # "tokens": more states to blocks with more tokens
+    exchange_sweeps: int = 10  # refinement of the Brown clusters
+    transition: Transition = "softmax"
+    parameterization: Parameterization = "neural"
+    embedding: Embedding = "independent"  # "factored": the paper's block + state; "additive": block + slot + own
+    network: Network = "residual"
+    hidden_size: int = 256  # h
+    tile_width: int = 64  # width of the within-block logits of block-factored transitions
+    slot_code: float = 0.0  # >0: slot j of every block starts as "came from block j", with this strength
+
+    def __post_init__(self) -> None:
+        for name in ("num_states", "num_blocks", "states_per_word", "hidden_size", "tile_width"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.constraint in ("brown", "frequency") and self.num_states % self.num_blocks:
+            low = self.num_states - self.num_states % self.num_blocks
+            raise ConfigError(
+                f"num_states={self.num_states} is not a multiple of num_blocks={self.num_blocks}; every block holds "
+                f"equally many states: take {low or self.num_blocks} or {low + self.num_blocks} states"
+            )
+        if self.constraint == "uniform" and self.states_per_word > self.num_states:
+            raise ConfigError(
+                f"states_per_word={self.states_per_word} exceeds num_states={self.num_states}; a word can have all at most"
+            )
+        if self.constraint == "uniform" and self.transition != "softmax":
+            raise ConfigError("constraint=uniform has no blocks to factor by; use transition=softmax")
+        if self.constraint == "uniform" and (self.parameterization, self.embedding) != ("neural", "independent"):
+            raise ConfigError("constraint=uniform takes parameterization=neural and embedding=independent")
+        if self.embedding == "factored" and self.hidden_size % 2:
+            raise ConfigError(f"embedding=factored halves hidden_size, got the odd number {self.hidden_size}")
+        if self.allocation == "tokens" and self.constraint not in ("brown", "frequency"):
+            raise ConfigError(f"allocation=tokens needs blocks; constraint={self.constraint} has none")

@@ -1,0 +1,21 @@
+"""The small networks between a state's embedding and its potentials."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Residual(nn.Module):
+    """LayerNorm(ReLU(D W2) + D) with D = ReLU(E W1): the paper's appendix, normalized after the sum."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.first, self.second, self.norm = nn.Linear(size, size), nn.Linear(size, size), nn.LayerNorm(size)
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        inner = torch.relu(self.first(embedding))
+        return self.norm(torch.relu(self.second(inner)) + inner)
+
+
+def network(kind: str, size: int) -> nn.Module:
+    """A residual network, or a linear map in its place."""
+    return Residual(size) if kind == "residual" else nn.Linear(size, size)

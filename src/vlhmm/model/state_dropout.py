@@ -1,0 +1,45 @@
+"""State dropout: which states of every block a step keeps. What comes back indexes a smaller model.
+
+The paper draws (1-λ)k states of each block without replacement; the largest of independent
+Gumbel draws are such a sample. Models without a partition drop columns of the transition
+matrix instead.
+"""
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from vlhmm.errors import ConfigError
+
+
+def num_kept(states_per_block: int, dropout: float) -> int:
+    """(1-λ)k, at least one state."""
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"state_dropout={dropout} must lie in [0, 1): 1 would keep no state")
+    return max(1, round((1 - dropout) * states_per_block))
+
+
+def sample_kept(
+    num_alive: Int[Tensor, " block"], states_per_block: int, dropout: float, generator: torch.Generator
+) -> tuple[Int[Tensor, "block kept"], Int[Tensor, " block"]]:
+    """(slots kept in every block, how many of them are alive), uniform without replacement, in slot order.
+
+    A block with fewer states than others keeps its own share (1-λ)k_m of them; its row is filled up with slots
+    that do not count.
+    """
+    gumbel = -torch.empty(len(num_alive), states_per_block).exponential_(generator=generator).log()
+    slot = torch.arange(states_per_block)
+    gumbel[slot[None] >= num_alive[:, None].cpu()] = -torch.inf
+    share = torch.tensor([num_kept(int(alive), dropout) for alive in num_alive])
+    order = gumbel.argsort(dim=1, descending=True, stable=True)[:, : int(share.max())]
+    counted = torch.arange(order.shape[1])[None] < share[:, None]
+    # in slot order, those that count first
+    kept = torch.where(counted, order, order + states_per_block).sort(dim=1).values % states_per_block
+    return kept.to(num_alive.device), share.to(num_alive.device)
+
+
+def sample_columns(num_states: int, dropout: float, generator: torch.Generator) -> Bool[Tensor, " state"]:
+    """True for the states that may be entered: the paper's column-dropping for uniform constraints."""
+    keep = torch.zeros(num_states, dtype=torch.bool)
+    keep[torch.randperm(num_states, generator=generator)[: num_kept(num_states, dropout)]] = True
+    return keep

@@ -1,0 +1,121 @@
+"""Deterministic automata over a small alphabet of symbols: products, complements, minimal forms.
+
+Input and output: `DFA`. Knows nothing of words: symbol 0..m-1 stand for whatever the caller says.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from vlhmm.errors import QueryError
+
+MAX_STATES = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class DFA:
+    """A complete deterministic automaton; its initial state is 0."""
+
+    delta: np.ndarray  # (Q, symbols) int64: the state after a symbol
+    accept: np.ndarray  # (Q,) bool
+
+    @property
+    def num_states(self) -> int:
+        return len(self.accept)
+
+    @property
+    def num_symbols(self) -> int:
+        return self.delta.shape[1]
+
+    def accepts(self, symbols: Iterable[int]) -> bool:
+        """Whether the sequence ends in an accepting state."""
+        state = 0
+        for symbol in symbols:
+            state = int(self.delta[state, symbol])
+        return bool(self.accept[state])
+
+
+def explore(
+    initial: Hashable,
+    step: Callable[[Hashable, int], Hashable],
+    accepts: Callable[[Hashable], bool],
+    num_symbols: int,
+    max_states: int = MAX_STATES,
+) -> DFA:
+    """The DFA whose states are what `step` reaches from `initial`; a QueryError beyond `max_states` of them."""
+    index = {initial: 0}
+    order, rows = [initial], []
+    for state in order:  # grows while it is walked
+        row = []
+        for symbol in range(num_symbols):
+            following = step(state, symbol)
+            if following not in index:
+                index[following] = len(order)
+                order.append(following)
+                if len(order) > max_states:
+                    raise QueryError(
+                        f"the constraint needs an automaton of more than {max_states:,} states; name fewer words, "
+                        f"shorten its phrases, repetitions and lengths, or ask for the phrases in a given order"
+                    )
+            row.append(index[following])
+        rows.append(row)
+    return DFA(
+        np.array(rows, dtype=np.int64).reshape(len(order), num_symbols), np.array([accepts(s) for s in order])
+    )
+
+
+def product(left: DFA, right: DFA, both: bool, max_states: int = MAX_STATES) -> DFA:
+    """The DFA of sequences that both accept, or that one of them accepts."""
+    a, b = left.delta.tolist(), right.delta.tolist()
+
+    def step(pair: tuple[int, int], symbol: int) -> tuple[int, int]:
+        return a[pair[0]][symbol], b[pair[1]][symbol]
+
+    def accepts(pair: tuple[int, int]) -> bool:
+        x, y = bool(left.accept[pair[0]]), bool(right.accept[pair[1]])
+        return (x and y) if both else (x or y)
+
+    return minimal(explore((0, 0), step, accepts, left.num_symbols, max_states))  # type: ignore[arg-type]
+
+
+def complement(automaton: DFA) -> DFA:
+    """The DFA of sequences that `automaton` refuses."""
+    return DFA(automaton.delta, ~automaton.accept)
+
+
+def minimal(automaton: DFA) -> DFA:
+    """The smallest DFA of the same sequences, its states numbered as a breadth-first walk meets them.
+
+    Moore's refinement: states are alike until a symbol tells them apart; O(Q^2 symbols) at worst.
+    """
+    delta, block = automaton.delta, automaton.accept.astype(np.int64)
+    count = len(np.unique(block))
+    while True:
+        signature = np.column_stack([block, block[delta]])
+        _, block = np.unique(signature, axis=0, return_inverse=True)
+        block = block.reshape(-1)
+        if block.max() + 1 == count:
+            break
+        count = int(block.max()) + 1
+    representative = np.zeros(count, dtype=np.int64)
+    representative[block[::-1]] = np.arange(len(block))[::-1]
+    table = block[delta[representative]].tolist()
+    accept = automaton.accept[representative]
+    return explore(
+        int(block[0]),
+        lambda s, c: table[s][c],
+        lambda s: bool(accept[s]),
+        automaton.num_symbols,
+        count,  # type: ignore
+    )
+
+
+def alive(automaton: DFA) -> np.ndarray:
+    """(Q,) bool: the states from which something is accepted."""
+    can = automaton.accept.copy()
+    while True:
+        wider = can | can[automaton.delta].any(axis=1)
+        if (wider == can).all():
+            return can
+        can = wider

@@ -1,0 +1,80 @@
+"""A sequence of words -> the chain that inference reads. Input: ids and a `Process`. Output: potentials and `Chain`."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vlhmm import inference
+from vlhmm.queries.process import Process
+
+_CHUNK_BYTES = 1 << 27
+
+
+class Piece(NamedTuple):
+    """Some words of a sequence, as one row of a batch."""
+
+    potentials: inference.Potentials  # float64, only the rows these words use
+    chain: inference.Chain
+
+
+def piece_of(process: Process, ids: Sequence[int], previous: int | None) -> Piece:
+    """The chain of `ids` (at least one) after the word `previous`, or from a fresh start (None)."""
+    before = [previous, *ids[:-1]]
+    pairs: dict[tuple[int, int], int] = {}
+    edge_of = []
+    for word, following in zip(before, ids, strict=True):
+        if word is None or process.restarts(word):
+            edge_of.append(-1)
+        else:
+            edge_of.append(pairs.setdefault((process.group(word), process.group(following)), len(pairs)))
+    size = process.states_per_group
+    if pairs:
+        tiles = torch.stack(process.tiles(list(pairs))).double()
+    else:
+        tiles = torch.zeros(0, size, size, dtype=torch.float64, device=process.device)
+    words = torch.tensor(ids, device=process.device)
+    start = process.start[process.states_of_group[process.group_of_word[words]]]
+    emission = process.tables.emission[words].double()
+    row = torch.arange(len(ids), device=process.device)[None]
+    chain = inference.Chain(
+        start_of=row,
+        emit_of=row,
+        edge_of=torch.tensor([edge_of], device=process.device),
+        lengths=torch.tensor([len(ids)], device=process.device),
+    )
+    return Piece(inference.Potentials(start, emission, tiles), chain)
+
+
+class Passed(NamedTuple):
+    """What a forward pass leaves: a chunk's filtered posteriors and log p(x_t | x_<t)."""
+
+    alpha: Tensor  # (T, K) float64
+    log_probs: Tensor  # (T,) float64
+
+
+def forward_chunks(
+    process: Process, ids: Sequence[int], previous: int | None = None, carry: Tensor | None = None
+) -> Iterator[Passed]:
+    """The forward pass over `ids`, a chunk at a time, so that memory does not grow with the text."""
+    size = max(1, _CHUNK_BYTES // (8 * process.states_per_group**2))
+    for first in range(0, len(ids), size):
+        part = ids[first : first + size]
+        piece = piece_of(process, part, previous)
+        alpha, log_scale = inference.forward(
+            piece.potentials, piece.chain, None if carry is None else carry[None]
+        )
+        yield Passed(alpha[0], log_scale[0])
+        previous, carry = part[-1], alpha[0, -1]
+
+
+def forward(
+    process: Process, ids: Sequence[int], previous: int | None = None, carry: Tensor | None = None
+) -> Passed:
+    """Filtered posteriors p(z_t | x_<=t), (T, K), and log p(x_t | x_<t), (T,)."""
+    chunks = list(forward_chunks(process, ids, previous, carry))
+    if not chunks:
+        empty = torch.zeros(0, process.states_per_group, dtype=torch.float64, device=process.device)
+        return Passed(empty, empty.new_zeros(0))
+    return Passed(torch.cat([c.alpha for c in chunks]), torch.cat([c.log_probs for c in chunks]))

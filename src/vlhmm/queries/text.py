@@ -1,0 +1,77 @@
+"""A user's words -> ids. Input: a string or a sequence of words. Output: `Words`, with what was not known."""
+
+import difflib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from vlhmm.data.vocabulary import EOS, Vocabulary
+from vlhmm.errors import QueryError
+
+
+class Words(NamedTuple):
+    """Words as written, and their ids; a word beyond the vocabulary has the id of <unk>."""
+
+    words: list[str]
+    ids: list[int]
+
+    def num_oov(self, vocabulary: Vocabulary) -> int:
+        """How many words the vocabulary does not hold."""
+        return sum(word not in vocabulary for word in self.words)
+
+
+def encode_words(vocabulary: Vocabulary, text: str | Sequence[str]) -> Words:
+    """The words of `text` (split at blanks, if it is a string); no <eos> is added."""
+    words = text.split() if isinstance(text, str) else [str(word) for word in text]
+    return Words(words, [vocabulary.id_of.get(word, vocabulary.unk) for word in words])
+
+
+def encode_sentence(vocabulary: Vocabulary, text: str | Sequence[str], eos: bool) -> Words:
+    """The words of `text`, followed by <eos> if `eos`."""
+    words, ids = encode_words(vocabulary, text)
+    return Words([*words, EOS], [*ids, vocabulary.eos]) if eos else Words(words, ids)
+
+
+def known_word(vocabulary: Vocabulary, word: str) -> int:
+    """The id of a word that must be in the vocabulary: one named in a constraint means itself, not <unk>."""
+    found = vocabulary.id_of.get(word)
+    if found is None:
+        raise QueryError(f"no such word in the vocabulary: {word!r}{nearest(vocabulary, word)}")
+    return found
+
+
+def nearest(vocabulary: Vocabulary, word: str) -> str:
+    """'; nearest: …', or nothing where nothing is near."""
+    lower = word.lower()
+    if lower in vocabulary:
+        return f"; nearest: {lower!r}"
+    close = difflib.get_close_matches(word, (w for w in vocabulary.words if abs(len(w) - len(word)) < 3), n=1)
+    return f"; nearest: {close[0]!r}" if close else ""
+
+
+def memory_check(what: str, num_bytes: float, budget: float, remedy: str) -> None:
+    """Nothing, or a QueryError where `what` would take more than `budget` bytes."""
+    if num_bytes > budget:
+        raise QueryError(
+            f"{what} would take {gibibytes(num_bytes)}, the limit is {gibibytes(budget)}; {remedy}, or raise the limit"
+        )
+
+
+def gibibytes(num_bytes: float) -> str:
+    """A size for people: '3.2 GiB', '40 MiB'."""
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+
+
+DEFAULT_MEMORY = 4 << 30
+
+
+def generator_of(seed: Any) -> Any:
+    """A torch.Generator from a seed, a numpy Generator, or itself."""
+    import torch
+
+    if isinstance(seed, torch.Generator):
+        return seed
+    if hasattr(seed, "integers"):
+        seed = int(seed.integers(2**63))
+    if not isinstance(seed, int):
+        raise QueryError(f"a seed is an integer or a random generator, got {type(seed).__name__}")
+    return torch.Generator().manual_seed(seed)

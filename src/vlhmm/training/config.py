@@ -1,0 +1,71 @@
+"""How a model is trained, and the whole configuration of a run."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vlhmm.errors import ConfigError
+from vlhmm.model.config import ModelConfig
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """The paper's training by default: streams of 16 x 32 tokens, AdamW at 1e-2, rate / 4 on a plateau."""
+
+    method: Literal["gradient", "em"] = "gradient"  # em: counts of `em_tokens`, then `m_steps` optimizer steps
+    context: Literal["reset", "carry"] = "reset"  # one rule, for training and evaluation
+    state_dropout: float = 0.5  # λ
+    batch: Literal["streams", "sentences"] = "streams"
+    num_streams: int = 16
+    segment_length: int = 32
+    batch_tokens: int = 8_192  # tokens a batch, for sentence batches
+    accumulate: int = 1  # gradient: batches whose expected counts make one step
+    em_tokens: int | None = None  # em: tokens an E-step; none: the whole training text
+    m_steps: int = 3  # em: optimizer steps an E-step
+    smoothing: float = 0.0  # em, scalar: Dirichlet pseudo-counts toward block averages
+    epochs: float = 50.0
+    optimizer: Literal["adamw", "closed-form"] = "adamw"  # closed-form: scalar EM only
+    rate: float = 1e-2
+    beta2: float = 0.999
+    weight_decay: float = 0.0
+    clip: float = 5.0
+    warmup_steps: int = 0
+    schedule: Literal["plateau", "cosine", "constant"] = "plateau"
+    decay: float = 4.0  # plateau: the rate is divided by this
+    patience: int = 8  # plateau: checks without improvement
+    checks_per_epoch: float = 4.0  # validations an epoch
+    average: float = 0.0  # decay of the weights' moving average; 0: none
+    seed: int = 0
+    checkpoint_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        positive = ("num_streams", "segment_length", "batch_tokens", "accumulate", "m_steps", "epochs", "rate", "clip")
+        for name in (*positive, "decay", "checks_per_epoch", "patience"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be above 0")
+        if not 0 <= self.state_dropout < 1:
+            raise ConfigError(f"state_dropout={self.state_dropout} must lie in [0, 1): 1 would keep no state")
+        if not 0 <= self.average < 1:
+            raise ConfigError(f"average={self.average} must lie in [0, 1)")
+        if self.em_tokens is not None and self.em_tokens < 1:
+            raise ConfigError(f"em_tokens={self.em_tokens} must be at least 1, or none for the whole text")
+        if self.method == "gradient" and self.optimizer == "closed-form":
+            raise ConfigError("optimizer=closed-form belongs to method=em; gradient training takes adamw")
+        if self.context == "carry" and self.batch == "sentences":
+            raise ConfigError("context=carry needs batch=streams: a sentence batch has no state to carry over")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Everything a run was made with: `config.json` of its folder."""
+
+    format_version: int = FORMAT_VERSION
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    max_vocab: int | None = None
+    min_count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.training.optimizer == "closed-form" and self.model.parameterization != "scalar":
+            raise ConfigError("optimizer=closed-form sets free parameters; it needs model.parameterization=scalar")

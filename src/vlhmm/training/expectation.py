@@ -1,0 +1,140 @@
+"""The E-step: expected counts of a list of batches under one (reduced) model.
+
+Gradient training and generalized EM both stand on it. The counts are the gradient of log p(x) in the
+log-potentials; `expected_log_likelihood` pushes them through the parameterization. One E-step and one
+optimizer step is a gradient step on the marginal likelihood; more optimizer steps are generalized EM.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vlhmm import inference
+from vlhmm.data.batches import Batch
+from vlhmm.errors import ConfigError
+from vlhmm.inference import Chain, Counts, Potentials
+from vlhmm.model.chains import Carry, Pairs, chain_of, distinct_pairs, last_carry, pair_codes
+from vlhmm.model.hmm import ModelPotentials
+
+
+class Prepared(NamedTuple):
+    """Batches as chains over one list of block pairs; does not depend on the parameters."""
+
+    chains: list[Chain]
+    continues: list[bool]
+    pairs: Pairs
+    tokens: int
+
+
+class Expectation(NamedTuple):
+    """Expected counts, the log-likelihood they were taken under, and the state after the last batch."""
+
+    counts: Counts
+    pairs: Pairs
+    log_likelihood: float
+    tokens: int
+    carry: Carry | None
+
+
+class Buffers:
+    """Memory for tiles and counts that is kept from step to step: fresh pages cost more than the arithmetic."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Tensor] = {}
+        self.workspace = None
+
+    def get(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        size = int(torch.tensor(shape).prod())
+        held = self.held.get(name)
+        if held is None or held.numel() < size or held.dtype != like.dtype or held.device != like.device:
+            self.held.pop(name, None)
+            held = self.held[name] = torch.empty(size + size // 8, dtype=like.dtype, device=like.device)
+        return held[:size].view(shape)
+
+    def messages(self, table: Tensor):
+        if self.workspace is None and inference.use_kernels(table):
+            from vlhmm.inference.kernels import Workspace
+
+            self.workspace = Workspace()
+        return self.workspace
+
+
+def prepare(
+    batches: Sequence[Batch], group_of_word: Tensor, num_groups: int, carry_group: Tensor | None = None
+) -> Prepared:
+    """Index tables of the batches and the distinct block pairs in them."""
+    device = group_of_word.device
+    codes, lives, tokens, lengths = [], [], [], []
+    for batch in batches:
+        row_tokens, row_lengths = batch.tokens.to(device), batch.lengths.to(device)
+        if not batch.continues or carry_group is None:
+            carry_group = torch.full((len(row_lengths),), -1, dtype=torch.long, device=device)
+        code = pair_codes(group_of_word, num_groups, row_tokens, batch.restart.to(device), carry_group)
+        live = torch.arange(row_tokens.shape[1], device=device)[None] < row_lengths[:, None]
+        last = group_of_word[row_tokens].gather(1, (row_lengths - 1).clamp(min=0)[:, None])[:, 0]
+        carry_group = torch.where(row_lengths > 0, last, carry_group)
+        codes.append(code)
+        lives.append(live)
+        tokens.append(row_tokens)
+        lengths.append(row_lengths)
+    used = torch.cat([code[live] for code, live in zip(codes, lives, strict=True)])
+    known, pairs = distinct_pairs(used, torch.ones_like(used, dtype=torch.bool), num_groups)
+    chains = [
+        chain_of(group_of_word, *parts, known) for parts in zip(tokens, lengths, codes, strict=True)
+    ]
+    total = sum(int(n.sum()) for n in lengths)
+    return Prepared(chains, [batch.continues for batch in batches], pairs, total)
+
+
+def predicted_bytes(prepared: Prepared, num_slots: int) -> int:
+    """Memory of an E-step in float32: tiles and their counts, and the messages of the largest batch."""
+    tiles = 2 * len(prepared.pairs.from_group) * num_slots**2
+    messages = max(3 * chain.emit_of.numel() * num_slots for chain in prepared.chains)
+    return 4 * (tiles + messages)
+
+
+def expectation(
+    potentials: ModelPotentials,
+    prepared: Prepared,
+    carry: Carry | None = None,
+    buffers: Buffers | None = None,
+    memory: int | None = None,
+) -> Expectation:
+    """Expected counts of all batches: tiles of the pairs that occur, forward-backward, sums; exact, no gradient."""
+    buffers = buffers or Buffers()
+    emission = potentials.log_emission.detach().exp()
+    num_slots = emission.shape[1]
+    needed = predicted_bytes(prepared, num_slots)
+    if memory is not None and needed > memory:
+        raise ConfigError(
+            f"one E-step needs {needed / 1e9:.1f} GB for tiles and counts of {len(prepared.pairs.from_group):,} block pairs, "
+            f"the memory budget is {memory / 1e9:.1f} GB; raise --memory, lower training.em_tokens or take fewer states per block"
+        )
+    shape = (len(prepared.pairs.from_group), num_slots, num_slots)
+    tiles = potentials.transition.tiles(*prepared.pairs, out=buffers.get("tiles", shape, emission))
+    table = Potentials(potentials.log_start.detach().exp(), emission, tiles)
+    sums = buffers.get("counts", shape, emission).zero_()
+    counts = Counts(torch.zeros_like(table.start), torch.zeros_like(emission), sums)
+    workspace, total = buffers.messages(emission), 0.0
+    for chain, continues in zip(prepared.chains, prepared.continues, strict=True):
+        if not continues or carry is None:
+            group = torch.full_like(chain.lengths, -1)
+            carry = Carry(group, emission.new_zeros(len(chain.lengths), num_slots))
+        passed = inference.add_expected_counts(counts, table, chain, carry.alpha, workspace)
+        total += passed.log_scale.sum().item()
+        carry = last_carry(passed.alpha, chain.start_of, chain.lengths, carry)
+    counts = inference.finish_counts(counts, table)
+    return Expectation(counts, prepared.pairs, total, prepared.tokens, carry)
+
+
+def expected_log_likelihood(potentials: ModelPotentials, counts: Counts, pairs: Pairs) -> Tensor:
+    """sum over all counts of count * log-potential, differentiable in the parameters."""
+
+    def dot(count: Tensor, log_table: Tensor) -> Tensor:
+        # a state that cannot be entered has log-probability -inf and no counts
+        return (count * log_table.clamp(min=torch.finfo(log_table.dtype).min)).sum()
+
+    moves = potentials.transition.expected_log_likelihood(*pairs, counts.tiles)
+    return dot(counts.start, potentials.log_start) + dot(counts.emission, potentials.log_emission) + moves

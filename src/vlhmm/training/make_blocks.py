@@ -1,0 +1,43 @@
+"""Blocks for a run: the clustering or assignment that the model's configuration names."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+
+from vlhmm.blocks.structure import Blocks, allocate_states
+from vlhmm.data.vocabulary import Vocabulary
+from vlhmm.model.config import ModelConfig
+
+
+def make_blocks(
+    config: ModelConfig, tokens: np.ndarray, vocabulary: Vocabulary, seed: int, note: Callable[[str], None] = lambda _: None
+) -> Blocks:
+    """Which states may emit which words, from the training text."""
+    vocab_size = len(vocabulary)
+    if config.constraint == "none":
+        return Blocks.none(vocab_size, config.num_states)
+    if config.constraint == "uniform":
+        return Blocks.uniform(vocab_size, config.num_states, config.states_per_word, seed)
+    if config.constraint == "frequency":
+        counts = np.bincount(tokens, minlength=vocab_size)
+        from vlhmm.blocks import assignments
+
+        block_of_word = assignments.frequency_blocks(counts, config.num_blocks)
+    else:
+        from vlhmm.blocks import cluster_words
+
+        result = cluster_words(tokens, vocab_size, config.num_blocks, sweeps=config.exchange_sweeps)
+        note(f"{config.num_blocks} Brown clusters in {result.seconds:.1f} s, average mutual information {result.ami_bits:.3f} bits")
+        block_of_word = result.block_of_word
+    return partition(config, block_of_word, tokens)
+
+
+def partition(config: ModelConfig, block_of_word: np.ndarray, tokens: np.ndarray) -> Blocks:
+    """Equal shares of the states for every block, or more where there are more tokens."""
+    equal = config.num_states // config.num_blocks
+    if config.allocation == "equal":
+        return Blocks.partition_of(block_of_word, config.num_blocks, equal)
+    tokens_of_block = np.bincount(block_of_word[tokens], minlength=config.num_blocks)
+    num_alive = allocate_states(tokens_of_block, config.num_states)
+    return Blocks.partition_of(block_of_word, config.num_blocks, int(num_alive.max()), num_alive)

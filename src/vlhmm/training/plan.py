@@ -1,0 +1,46 @@
+"""Which batches each step of an epoch reads. A pure function of the text, the settings and the epoch's number."""
+
+from collections.abc import Callable
+
+import torch
+
+from vlhmm.data.batches import Batch, sentence_batches, stream_batches
+from vlhmm.data.text import Text
+from vlhmm.training.config import TrainingConfig
+
+
+def generator_for(seed: int, purpose: str, number: int) -> torch.Generator:
+    """Randomness as a function of (seed, purpose, number): nothing about it needs to be stored to go on."""
+    salt = int.from_bytes(purpose.encode(), "big") % (1 << 31)
+    mixed = (seed * 1_000_003 + salt) * 1_000_003 + number
+    return torch.Generator().manual_seed(mixed % (1 << 63))
+
+
+def make_plan(text: Text, config: TrainingConfig, eos: int) -> Callable[[int], list[list[Batch]]]:
+    """epoch -> its steps, each a list of batches whose counts are gathered; no token is ever left out."""
+    if config.batch == "streams":
+        stream = stream_batches(text, config.num_streams, config.segment_length, eos, config.context)
+        return lambda epoch: grouped(stream, config)
+    if config.method == "em" and config.em_tokens is None:
+        whole = sentence_batches(text, config.batch_tokens)
+        return lambda epoch: [whole]
+    return lambda epoch: grouped(
+        sentence_batches(text, config.batch_tokens, generator_for(config.seed, "batches", epoch)), config
+    )
+
+
+def grouped(batches: list[Batch], config: TrainingConfig) -> list[list[Batch]]:
+    """Consecutive batches that make one step."""
+    if config.method == "em" and config.em_tokens is None:
+        return [batches]
+    steps: list[list[Batch]] = []
+    current: list[Batch] = []
+    tokens = 0
+    for batch in batches:
+        current.append(batch)
+        tokens += int(batch.lengths.sum())
+        full = tokens >= (config.em_tokens or 0) if config.method == "em" else len(current) >= config.accumulate
+        if full:
+            steps.append(current)
+            current, tokens = [], 0
+    return [*steps, current] if current else steps

@@ -1,0 +1,439 @@
+"""The loop: mask, E-step, optimizer steps, checks on valid, checkpoints. One loop for gradient and EM.
+
+A step draws a state-dropout mask, takes the expected counts of its batches under the reduced model, and pushes
+them through the parameterization once (gradient) or a few times (generalized EM). All randomness is a function
+of (seed, step), so a run that was killed goes on from its last checkpoint to the same bits.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vlhmm.blocks.structure import Blocks
+from vlhmm.config import to_dict
+from vlhmm.data.batches import Batch
+from vlhmm.data.corpora import Corpus
+from vlhmm.errors import CheckpointError, ConfigError, TrainingError
+from vlhmm.evaluation.perplexity import evaluate, perplexity
+from vlhmm.model.chains import Carry
+from vlhmm.model.hmm import HMM, Kept
+from vlhmm.model.language_model import DEFAULT_MEMORY, HMMLanguageModel, TileCache
+from vlhmm.model.state_dropout import sample_columns, sample_kept
+from vlhmm.model.tables import Tables
+from vlhmm.training.closed_form import maximize
+from vlhmm.training.config import RunConfig
+from vlhmm.training.expectation import Buffers, Prepared, expectation, expected_log_likelihood, prepare
+from vlhmm.training.make_blocks import make_blocks
+from vlhmm.training.plan import generator_for, make_plan
+from vlhmm.training.run_folder import RunFolder, load_into
+from vlhmm.training.schedule import Plateau, rate_at
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """Where a run stands, for whoever shows it."""
+
+    step: int
+    total_steps: int
+    epoch: float
+    epochs: float
+    train: float | None  # perplexity under state dropout since the last check: not the model's perplexity
+    valid: float | None
+    best: float
+    is_best: bool
+    tokens_per_second: float
+    seconds: float
+    eta: float
+    checked: bool  # this status closes a validation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """How a call of `train` ended."""
+
+    finished: bool
+    stopped_by: str | None  # "time limit", "interrupt" or None
+    step: int
+    total_steps: int
+    best_valid: float
+    seconds: float  # over all sittings
+    num_parameters: int
+
+
+def build_hmm(config: RunConfig, blocks: Blocks, train_tokens: np.ndarray | None = None, eos: int = 0) -> HMM:
+    """The untrained model of a run; with the training text its first biases are log frequencies."""
+    counts = starts = None
+    if train_tokens is not None:
+        counts = np.bincount(train_tokens, minlength=blocks.vocab_size).astype(np.float64)
+        first = np.concatenate([[True], train_tokens[:-1] == eos])
+        starts = np.bincount(train_tokens[first], minlength=blocks.vocab_size).astype(np.float64)
+    return HMM(config.model, blocks, config.training.seed, counts, starts)
+
+
+def load_hmm(path: str | Path) -> tuple[HMM, RunFolder, RunConfig]:
+    """The trained model of a run folder (best on valid)."""
+    folder = RunFolder(path)
+    config, _ = folder.config()
+    blocks = folder.blocks(folder.vocabulary())
+    hmm = HMM(config.model, blocks)
+    load_into(hmm, folder.load_model(), folder.model_path)
+    return hmm, folder, config
+
+
+class Trainer:
+    """One run in progress. `train` below is the way in."""
+
+    def __init__(
+        self, corpus: Corpus, config: RunConfig, folder: RunFolder, blocks: Blocks, device: str, memory: int | None
+    ) -> None:
+        self.corpus, self.config, self.folder, self.blocks = corpus, config, folder, blocks
+        self.settings, self.memory = config.training, memory
+        self.device = torch.device(device)
+        self.hmm = build_hmm(config, blocks, corpus.train.tokens, corpus.vocabulary.eos).to(self.device)
+        self.average = {name: p.detach().clone() for name, p in self.hmm.named_parameters()} if self.settings.average else None
+        # one fused update over all parameters: the same arithmetic in a tenth of the time
+        self.optimizer = torch.optim.AdamW(
+            self.hmm.parameters(), lr=self.settings.rate, betas=(0.9, self.settings.beta2),
+            weight_decay=self.settings.weight_decay, fused=True,
+        )
+        self.plan = make_plan(corpus.train, self.settings, corpus.vocabulary.eos)
+        self.group_of_word = torch.from_numpy(blocks.group_of_word).to(self.device)
+        first_epoch = self.plan(0)
+        self.steps_per_epoch = len(first_epoch)
+        self.total_steps = max(1, round(self.settings.epochs * self.steps_per_epoch))
+        self.check_every = max(1, round(self.steps_per_epoch / self.settings.checks_per_epoch))
+        self.step, self.updates, self.elapsed = 0, 0, 0.0
+        self.plateau, self.carry, self.valid = Plateau(), None, None  # type: tuple[Plateau, Carry | None, float | None]
+        self.log_likelihood, self.tokens = 0.0, 0  # since the last check
+        self.buffers, self.tile_cache = Buffers(), None  # type: tuple[Buffers, TileCache | None]
+        self._epoch: tuple[int, list[list[Batch]]] = (0, first_epoch)
+        self._prepared: tuple[int, Prepared] | None = None
+
+    # ---- one step
+
+    def batches(self) -> list[Batch]:
+        epoch, index = divmod(self.step, self.steps_per_epoch)
+        if self._epoch[0] != epoch:
+            self._epoch = (epoch, self.plan(epoch))
+        steps = self._epoch[1]
+        return steps[min(index, len(steps) - 1)]
+
+    def kept(self) -> Kept:
+        """The states this step keeps."""
+        dropout = self.settings.state_dropout
+        if dropout == 0:
+            return Kept()
+        generator = generator_for(self.settings.seed, "dropout", self.step)
+        if not self.blocks.partition:
+            return Kept(columns=sample_columns(self.blocks.num_states, dropout, generator).to(self.device))
+        slots, alive = sample_kept(self.hmm.num_alive, self.blocks.states_per_group, dropout, generator)
+        return Kept(slots=slots, num_alive=alive)
+
+    def prepared(self, batches: list[Batch], carry_group: Tensor | None) -> Prepared:
+        if self._prepared is not None and self._prepared[0] == id(batches):
+            return self._prepared[1]  # EM on the whole text: the same batches every time
+        prepared = prepare(batches, self.group_of_word, self.blocks.num_groups, carry_group)
+        self._prepared = (id(batches), prepared)
+        return prepared
+
+    def run_step(self) -> None:
+        """Mask, E-step, optimizer steps."""
+        kept, batches = self.kept(), self.batches()
+        carry = reduce_carry(self.carry, kept) if batches[0].continues else None
+        prepared = self.prepared(batches, carry.group if carry is not None else None)
+        potentials = self.hmm.potentials(kept)
+        expected = expectation(potentials, prepared, carry, self.buffers, self.memory)
+        if not math.isfinite(expected.log_likelihood):
+            raise TrainingError(
+                f"the loss is not finite at step {self.step} (epoch {self.step / self.steps_per_epoch:.2f}, batch "
+                f"{self.step % self.steps_per_epoch} of {self.steps_per_epoch}); the last good checkpoint is kept: "
+                "lower training.rate and start another run"
+            )
+        self.carry = expand_carry(expected.carry, kept, self.blocks.states_per_group)
+        self.log_likelihood += expected.log_likelihood
+        self.tokens += expected.tokens
+        if self.settings.optimizer == "closed-form":
+            maximize(self.hmm, expected.counts, expected.pairs, self.settings.smoothing)
+        else:
+            rate = rate_at(self.settings, self.step, self.total_steps, self.plateau)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            for m_step in range(self.settings.m_steps if self.settings.method == "em" else 1):
+                if m_step:
+                    potentials = self.hmm.potentials(kept)
+                loss = -expected_log_likelihood(potentials, expected.counts, expected.pairs) / expected.tokens
+                self.optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(self.hmm.parameters(), self.settings.clip)
+                self.optimizer.step()
+                self.updates += 1
+                self.update_average()
+        self.step += 1
+
+    @torch.no_grad()
+    def update_average(self) -> None:
+        if self.average is None:
+            return
+        decay = min(self.settings.average, (1 + self.updates) / (10 + self.updates))  # young averages forget faster
+        for name, parameter in self.hmm.named_parameters():
+            self.average[name].lerp_(parameter, 1 - decay)
+
+    # ---- validation
+
+    def weights(self) -> dict[str, Tensor]:
+        """What is evaluated and saved: the averaged weights if there are any."""
+        return self.average if self.average is not None else dict(self.hmm.named_parameters())
+
+    @torch.no_grad()
+    def language_model(self) -> HMMLanguageModel:
+        weights = {name: tensor.detach() for name, tensor in self.weights().items()}
+        potentials = torch.func.functional_call(self.hmm, weights, ())
+        tables = Tables(potentials, self.blocks)
+        model = HMMLanguageModel(self.corpus.vocabulary, tables, self.settings.context, self.memory or DEFAULT_MEMORY)
+        if self.tile_cache is not None:
+            model.cache.take_room_of(self.tile_cache)
+        self.tile_cache = model.cache
+        return model
+
+    def check(self) -> bool:
+        """Validates; keeps the model if it is the best so far. True if it was."""
+        report = evaluate(self.language_model(), self.corpus.valid, self.settings.context, self.settings.num_streams)
+        self.valid = report.perplexity
+        is_best = self.valid < self.plateau.best
+        self.plateau = self.plateau.after_check(self.valid, self.settings.patience)
+        if is_best:
+            self.folder.save_model(self.weights())
+        return is_best
+
+    # ---- checkpoint
+
+    def save(self) -> None:
+        tensors = {f"model.{name}": p for name, p in self.hmm.named_parameters()}
+        if self.average is not None:
+            tensors |= {f"average.{name}": p for name, p in self.average.items()}
+        names = [name for name, _ in self.hmm.named_parameters()]
+        for index, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{key}.{names[index]}": torch.as_tensor(value) for key, value in state.items()}
+        if self.carry is not None:
+            tensors |= {"carry.group": self.carry.group, "carry.alpha": self.carry.alpha}
+        self.folder.save_checkpoint(
+            {
+                "step": self.step,
+                "updates": self.updates,
+                "seconds": self.elapsed,
+                "plateau": asdict(self.plateau) | {"best": finite_or_none(self.plateau.best)},
+                "valid": self.valid,
+                "log_likelihood": self.log_likelihood,
+                "tokens": self.tokens,
+                "journal_bytes": self.folder.journal_size(),
+            },
+            tensors,
+        )
+
+    def restore(self) -> bool:
+        """Goes back to the last checkpoint; False if there is none."""
+        loaded = self.folder.load_checkpoint()
+        if loaded is None:
+            self.folder.truncate_journal(0)
+            return False
+        state, tensors = loaded
+        try:
+            plateau = state["plateau"]
+            self.plateau = Plateau(**(plateau | {"best": math.inf if plateau["best"] is None else plateau["best"]}))
+            self.step, self.updates, self.elapsed = state["step"], state["updates"], state["seconds"]
+            self.valid, self.log_likelihood, self.tokens = state["valid"], state["log_likelihood"], state["tokens"]
+            self.folder.truncate_journal(state["journal_bytes"])
+            with torch.no_grad():
+                for name, parameter in self.hmm.named_parameters():
+                    parameter.copy_(tensors[f"model.{name}"])
+                    if self.average is not None:
+                        self.average[name].copy_(tensors[f"average.{name}"])
+            names = [name for name, _ in self.hmm.named_parameters()]
+            held: dict[int, dict[str, Tensor]] = {}
+            for index, name in enumerate(names):
+                keys = ("step", "exp_avg", "exp_avg_sq")
+                if f"optimizer.step.{name}" in tensors:
+                    held[index] = {key: tensors[f"optimizer.{key}.{name}"] for key in keys}
+            whole = self.optimizer.state_dict()
+            self.optimizer.load_state_dict(whole | {"state": held})
+            if "carry.group" in tensors:
+                self.carry = Carry(tensors["carry.group"].to(self.device), tensors["carry.alpha"].to(self.device))
+        except (KeyError, TypeError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{self.folder.checkpoint_path} does not fit this run ({error}); remove it to start afresh"
+            ) from None
+        return True
+
+
+def finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def expand_carry(carry: Carry | None, kept: Kept, states_per_block: int) -> Carry | None:
+    """A carried posterior on all slots of its group, zero on those that were dropped."""
+    if carry is None or kept.slots is None:
+        return carry
+    alpha = carry.alpha.new_zeros(len(carry.group), states_per_block)
+    return Carry(carry.group, alpha.scatter_(1, kept.slots[carry.group.clamp(min=0)], carry.alpha))
+
+
+def reduce_carry(carry: Carry | None, kept: Kept) -> Carry | None:
+    """The carried posterior given that it lies on states kept now; uniform where none of its states was.
+
+    Masks differ from step to step, so a segment of a stream begins in states its predecessor may not have had.
+    """
+    if carry is None or kept.slots is None:
+        return carry
+    alpha = carry.alpha.gather(1, kept.slots[carry.group.clamp(min=0)])
+    total = alpha.sum(1, keepdim=True)
+    uniform = torch.full_like(alpha, 1 / alpha.shape[1])
+    return Carry(carry.group, torch.where(total > 1e-6, alpha / total.clamp(min=1e-30), uniform))
+
+
+def train(
+    corpus: Corpus,
+    config: RunConfig,
+    out: str | Path,
+    *,
+    time_limit: float | None = None,
+    device: str = "cpu",
+    memory: int | None = None,
+    progress: Callable[[Status], None] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    note: Callable[[str], None] = logger.info,
+    blocks: Blocks | None = None,
+    described: dict[str, Any] | None = None,
+) -> TrainResult:
+    """Trains, or goes on training, the run in folder `out`; the model best on valid is kept there.
+
+    Stops cleanly, with a checkpoint, after `time_limit` seconds of this sitting or when `should_stop` says so;
+    the same call goes on from there.
+    """
+    began = time.monotonic()
+    folder = RunFolder(out)
+    blocks = open_run(folder, corpus, config, blocks, described or {}, note)
+    trainer = Trainer(corpus, config, folder, blocks, device, memory)
+    if trainer.restore():
+        note(f"continuing {folder.path} at step {trainer.step} of {trainer.total_steps}")
+    else:
+        folder.journal(
+            {"event": "start", "parameters": sum(p.numel() for p in trainer.hmm.parameters()), "steps": trainer.total_steps}
+        )
+    before, sitting, saved = trainer.elapsed, time.monotonic(), time.monotonic()
+    mark_time, mark_tokens, tokens = time.monotonic(), 0, 0
+    steps_before, stopped_by, shown = trainer.step, None, 0.0
+    while trainer.step < trainer.total_steps:
+        if should_stop():
+            stopped_by = "interrupt"
+        elif time_limit is not None and time.monotonic() - began > time_limit:
+            stopped_by = "time limit"
+        if stopped_by:
+            break
+        tokens_before = trainer.tokens
+        trainer.run_step()
+        tokens += trainer.tokens - tokens_before
+        now = time.monotonic()
+        trainer.elapsed = before + now - sitting
+        speed = (tokens - mark_tokens) / max(1e-9, now - mark_time)
+        checked = trainer.step % trainer.check_every == 0 or trainer.step == trainer.total_steps
+        is_best = trainer.check() if checked else False
+        per_step = (time.monotonic() - sitting) / (trainer.step - steps_before)
+        status = Status(
+            step=trainer.step,
+            total_steps=trainer.total_steps,
+            epoch=trainer.step / trainer.steps_per_epoch,
+            epochs=config.training.epochs,
+            train=perplexity(trainer.log_likelihood, trainer.tokens),
+            valid=trainer.valid,
+            best=trainer.plateau.best,
+            is_best=is_best,
+            tokens_per_second=speed,
+            seconds=trainer.elapsed,
+            eta=per_step * (trainer.total_steps - trainer.step),
+            checked=checked,
+        )
+        if checked:
+            trainer.elapsed = before + time.monotonic() - sitting
+            folder.journal(check_event(replace(status, seconds=trainer.elapsed), config))
+            trainer.log_likelihood, trainer.tokens = 0.0, 0
+            mark_time, mark_tokens = time.monotonic(), tokens
+        if progress is not None and (checked or now - shown > 0.2):
+            shown = now
+            progress(status)
+        if time.monotonic() - saved > config.training.checkpoint_seconds:
+            trainer.save()
+            saved = time.monotonic()
+    finished = trainer.step >= trainer.total_steps
+    if trainer.step > steps_before or not finished:
+        if finished:
+            folder.journal({"event": "finished", "step": trainer.step, "best_valid": trainer.plateau.best, "seconds": trainer.elapsed})
+        trainer.save()
+    return TrainResult(
+        finished=finished,
+        stopped_by=stopped_by,
+        step=trainer.step,
+        total_steps=trainer.total_steps,
+        best_valid=trainer.plateau.best,
+        seconds=trainer.elapsed,
+        num_parameters=sum(p.numel() for p in trainer.hmm.parameters()),
+    )
+
+
+def check_event(status: Status, config: RunConfig) -> dict[str, Any]:
+    return {
+        "event": "check",
+        "step": status.step,
+        "epoch": round(status.epoch, 4),
+        "train_under_dropout" if config.training.state_dropout else "train": status.train,
+        "valid": status.valid,
+        "best": status.is_best,
+        "context": config.training.context,
+        "tokens_per_second": round(status.tokens_per_second, 1),
+        "seconds": round(status.seconds, 2),
+    }
+
+
+def open_run(
+    folder: RunFolder, corpus: Corpus, config: RunConfig, blocks: Blocks | None, described: dict[str, Any], note: Callable[[str], None]
+) -> Blocks:
+    """The run's blocks: made and written for a new folder, read back from one that exists, which must be the same run."""
+    if folder.exists():
+        stored, _ = folder.config()
+        refuse_other_run(folder, stored, config)
+        if folder.vocabulary().words != corpus.vocabulary.words:
+            raise ConfigError(f"{folder.path} was started with another vocabulary; choose another --out")
+    elif folder.path.exists() and any(folder.path.iterdir()) and not folder.blocks_path.exists():
+        raise CheckpointError(f"{folder.path} is not empty and holds no run; choose another --out")
+    if folder.exists() and folder.blocks_path.exists():
+        return folder.blocks(corpus.vocabulary)
+    if blocks is None:
+        blocks = make_blocks(config.model, corpus.train.tokens, corpus.vocabulary, config.training.seed, note)
+    counts = np.bincount(corpus.train.tokens, minlength=len(corpus.vocabulary))
+    folder.path.mkdir(parents=True, exist_ok=True)
+    blocks.write(folder.blocks_path, corpus.vocabulary.words, counts)
+    folder.create(config, corpus.vocabulary, {"name": corpus.name, "train_tokens": corpus.train.num_tokens, **described})
+    return blocks
+
+
+def refuse_other_run(folder: RunFolder, stored: RunConfig, config: RunConfig) -> None:
+    """An error naming the first setting that differs from the run in the folder."""
+    ours, theirs = to_dict(config), to_dict(stored)
+    for part in ours:
+        pairs = ours[part].items() if isinstance(ours[part], dict) else [("", ours[part])]
+        for name, value in pairs:
+            other = theirs[part][name] if name else theirs[part]
+            if other != value and name != "checkpoint_seconds":
+                path = f"{part}.{name}" if name else part
+                raise ConfigError(
+                    f"{folder.path} holds a run with {path}={other}, asked for {value}; choose another --out, or remove that folder"
+                )
