@@ -32,30 +32,31 @@ def from_dict(kind: type[Config], values: dict[str, Any], where: str = "") -> Co
 
 
 def override(config: Config, assignments: list[str]) -> Config:
-    """The same settings with `a.b=c` applied for each assignment, in order."""
+    """The same settings with `a.b=c` applied for each assignment; checked when all of them are in place."""
+    values = to_dict(config)
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals:
             raise ConfigError(f"--set takes name=value, got {assignment!r}")
-        config = replaced(config, path.split("."), text, path)
-    return config
+        assign(type(config), values, path, text, dotted_names(config))
+    return from_dict(type(config), values)
 
 
-def replaced(config: Any, path: list[str], text: str, whole: str) -> Any:
-    hints = typing.get_type_hints(type(config))
-    name, rest = path[0], path[1:]
-    if name not in hints:
-        raise unknown("setting", whole, dotted_names(config, whole[: len(whole) - len(".".join(path))]))
-    current = getattr(config, name)
-    if rest:
-        if not dataclasses.is_dataclass(current):
-            raise ConfigError(f"{whole}: {name} is a single value and has no field {rest[0]!r}")
-        value = replaced(current, rest, text, whole)
-    elif dataclasses.is_dataclass(current):
-        raise ConfigError(f"{whole} is a group of settings; set one of them: {', '.join(dotted_names(current, whole + '.'))}")
-    else:
-        value = parsed(text, hints[name], whole)
-    return dataclasses.replace(config, **{name: value})
+def assign(kind: type, values: dict[str, Any], path: str, text: str, known: list[str]) -> None:
+    """Sets one dotted name in nested values, `text` read as its field's type."""
+    *groups, name = path.split(".")
+    for group in groups:
+        kind = typing.get_type_hints(kind).get(group, str)
+        if not dataclasses.is_dataclass(kind):
+            raise unknown("setting", path, known)
+        values = values[group]
+    hint = typing.get_type_hints(kind).get(name)
+    if hint is None:
+        raise unknown("setting", path, known)
+    if dataclasses.is_dataclass(hint):
+        inside = [other for other in known if other.startswith(path + ".")]
+        raise ConfigError(f"{path} is a group of settings; set one of them: {', '.join(inside)}")
+    values[name] = parsed(text, hint, path)
 
 
 def dotted_names(config: Any, prefix: str = "") -> list[str]:

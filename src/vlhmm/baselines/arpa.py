@@ -7,9 +7,9 @@ r"""N-gram tables <-> ARPA files. Input and output: a vocabulary and the `Level`
     -0.5<tab>the<tab>-0.3      log10 p, the words, log10 of the back-off weight (0 where it is missing)
     \end\
 
-In the file the sentence end is </s> (here <eos>) and the sentence start <s>; <s> is never predicted, which the
-format spells -99. Numbers are written in full, so that nothing but the change of base (a unit in the last place)
-is lost.
+In the file the sentence end is </s> (here <eos>) and the sentence start <s>; <s> is never predicted, which
+the format spells -99. Numbers are written in full, so that nothing but the change of base (a unit in the
+last place) is lost.
 """
 
 import gzip
@@ -35,7 +35,7 @@ def write(path: str | Path, vocabulary: Vocabulary, levels: tuple[Level, ...]) -
     for word in (SENTENCE_START, SENTENCE_END):
         if word in vocabulary:
             raise DataError(
-                f"the vocabulary has a word {word}, which ARPA files keep for themselves; rename it in the text"
+                f"the vocabulary has a word {word}, which ARPA keeps for itself; rename it in the text"
             )
     content = "".join(_lines(vocabulary, levels)).encode()
     if str(path).endswith(".gz"):
@@ -66,7 +66,7 @@ def _lines(vocabulary: Vocabulary, levels: tuple[Level, ...]) -> Iterator[str]:
 def read(path: str | Path) -> tuple[Vocabulary, tuple[Level, ...]]:
     """The vocabulary, in the order of the file's unigrams, and the tables.
 
-    A missing <unk> or </s> is added at the end with probability zero. The header must agree with what follows.
+    A missing <unk> or </s> is added with probability zero. The header must agree with what follows.
     """
     file = _File(path)
     sizes = _read_header(file)
@@ -103,12 +103,11 @@ class _File:
     def next(self, expected: str) -> str:
         """The next line; `expected` is what the error says if there is none."""
         if self._pushed_back is not None:
-            line, self._pushed_back = self._pushed_back, None
+            pushed_back, self._pushed_back = self._pushed_back, None
+            return pushed_back
+        for line in self._lines:
             return line
-        line = next(self._lines, None)
-        if line is None:
-            raise self.error(f"the file ends here, expected {expected}; it looks truncated")
-        return line
+        raise self.error(f"the file ends here, expected {expected}; it looks truncated")
 
     def push_back(self, line: str) -> None:
         self._pushed_back = line
@@ -194,9 +193,9 @@ def _read_level(
 ) -> Level:
     """The n-grams of order n, sorted by key."""
     ids, log_prob, log_backoff, lines = array("q"), array("d"), array("d"), array("q")
-    for p, words, b in _rows(file, n, size, highest):
+    for p, names, b in _rows(file, n, size, highest):
         try:
-            ids.extend([id_of[word] for word in words])
+            ids.extend([id_of[name] for name in names])
         except KeyError as error:
             raise file.error(
                 f"{error.args[0]!r} is no unigram of the file, expected every word there"

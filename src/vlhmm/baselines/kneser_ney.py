@@ -8,9 +8,10 @@ number of n-grams of an order whose adjusted count is j:
     D(j)      = j - (j + 1) Y n_{j+1} / n_j for j = 1, 2 and 3 (3 for all above), Y = n_1 / (n_1 + 2 n_2)
 
 The recursion ends in the uniform distribution 1 / V over the vocabulary, so that p(. | c) sums to one over
-exactly the words this model shares with every other. a is the plain count at the highest order and for n-grams
-that begin with the sentence start <s>; else the number of different words (or <s>) seen to the left of the n-gram.
-<unk> is an ordinary word, <eos> ends every sentence and is predicted, <s> begins it and is not. Nothing is pruned.
+exactly the words this model shares with every other. a is the plain count at the highest order and for
+n-grams that begin with the sentence start <s>; else the number of different words (or <s>) seen to the left
+of the n-gram. <unk> is an ordinary word, <eos> ends every sentence and is predicted, <s> begins it and is
+not. Nothing is pruned.
 
 Where the counts of counts allow no discounts (tiny or very regular texts: an n_j is zero, or a D(j) falls
 outside (0, j]), an order takes D = 0.5, 1, 1.5, as lmplz's --discount_fallback does.
@@ -34,13 +35,13 @@ from vlhmm.errors import CheckpointError, ConfigError, DataError, QueryError
 FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class KneserNey:
     """A back-off n-gram model as a `LanguageModel`; the carry is each row's last order-1 words, (B, order-1).
 
-    It was estimated on sentences. An <eos> in a context therefore means the sentence start: after a line end the
-    next line is scored as a new sentence, and the rules `reset` and `carry` differ only in that a stream may begin
-    mid-line.
+    It was estimated on sentences. An <eos> in a context therefore means the sentence start: after a line end
+    the next line is scored as a new sentence, and the rules `reset` and `carry` differ only where a stream
+    begins mid-line.
     """
 
     vocabulary: Vocabulary
@@ -58,7 +59,7 @@ class KneserNey:
 
     @property
     def num_parameters(self) -> int:
-        """Probabilities plus back-off weights, which every n-gram below the highest order has, <s> included."""
+        """Probabilities, and back-off weights of the n-grams below the highest order, <s> included."""
         return self.num_ngrams + sum(len(level.keys) for level in self.levels[:-1])
 
     def start(self, batch_size: int) -> Tensor:
@@ -66,7 +67,7 @@ class KneserNey:
         return torch.full((batch_size, self.order - 1), len(self.vocabulary), dtype=torch.int64)
 
     def score(self, tokens: Tensor, lengths: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(x_t | x_<t), float64 (B, T), zero beyond `lengths`; and the last order-1 words of each row."""
+        """log p(x_t | x_<t), float64 (B, T), zero beyond `lengths`; and each row's last order-1 words."""
         _, time = tokens.shape
         inside = np.arange(time) < lengths.cpu().numpy()[:, None]
         words = np.where(inside, tokens.cpu().numpy(), 0)
@@ -78,7 +79,7 @@ class KneserNey:
         return torch.from_numpy(np.where(inside, log_prob, 0.0)), carry
 
     def next_word_distribution(self, context_ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """p(. | context), float64 (V,); the context is all words since the start of the text, or order-1 of them."""
+        """p(. | context), float64 (V,), after all words since the start of the text, or order-1 at least."""
         words = np.asarray(context_ids, dtype=np.int64).reshape(-1)
         self._check(words)
         keep = self.order - 1
@@ -98,7 +99,7 @@ class KneserNey:
             )
 
     def write_arpa(self, path: str | Path) -> None:
-        """Nothing; afterwards `path` holds the model in ARPA format, whole or not at all; packed if it ends in .gz."""
+        """Nothing; afterwards `path` holds the model in ARPA format, packed if it ends in .gz."""
         arpa.write(path, self.vocabulary, self.levels)
 
     @classmethod
@@ -131,9 +132,9 @@ def estimate(text: Text, vocabulary: Vocabulary, order: int = 5) -> KneserNey:
         taken = np.array([0.0, *discount])[np.minimum(a, 3)]
         context = ngrams.keys // (len(vocabulary) + 1) if n else np.zeros_like(a)
         total = np.bincount(context, weights=a, minlength=len(prob))
-        gamma = np.bincount(context, weights=taken, minlength=len(prob))
+        reserved = np.bincount(context, weights=taken, minlength=len(prob))
         # A context that nothing follows (a sentence's end) leaves all to the shorter one.
-        gamma = np.where(total > 0, gamma, 1.0) / np.where(total > 0, total, 1.0)
+        gamma = np.where(total > 0, reserved, 1.0) / np.where(total > 0, total, 1.0)
         if n:
             levels[-1] = levels[-1]._replace(log_backoff=np.log(gamma))
         prob = (a - taken) / total[context] + gamma[context] * prob[ngrams.suffix]
@@ -155,7 +156,7 @@ class _Ngrams:
 
 
 def _count(text: Text, vocab_size: int, order: int) -> list[_Ngrams]:
-    """The n-grams of orders 1 to `order` of the sentences, which have one <s> in front; none spans two of them."""
+    """The n-grams of orders 1 to `order` of the sentences, with one <s> in front of each; none spans two."""
     width = vocab_size + 1
     lengths = np.diff(text.offsets)
     words = np.insert(text.tokens.astype(np.int64), text.offsets[:-1], vocab_size)

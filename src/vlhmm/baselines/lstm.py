@@ -1,6 +1,6 @@
-"""The recurrent model: h_t = LSTM(E(x_1), ..., E(x_{t-1})), two layers by default. Knows nothing of training."""
+"""The recurrent model: h_t = LSTM(E(x_1), ..., E(x_{t-1})). Knows nothing of training."""
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ class LSTM(NeuralLanguageModel):
         num_layers: int = 2,
     ) -> None:
         super().__init__(vocabulary, hidden_size, dropout)
-        # One nn.LSTM a layer, as the dropout within one takes no generator; two are as fast as one of two layers.
+        # One nn.LSTM a layer: the dropout within one takes no generator; and they are as fast.
         self.layers = nn.ModuleList(
             nn.LSTM(hidden_size, hidden_size, batch_first=True) for _ in range(num_layers)
         )
@@ -48,11 +48,11 @@ class LSTM(NeuralLanguageModel):
         words = torch.cat([carry.last[:, None], tokens], dim=1)
         activations = self.dropped(nn.functional.embedding(words[:, :-1], self.embedding), generator)
         output, cell = [], []
-        for layer, *state in zip(self.layers, carry.output, carry.cell, strict=True):
-            activations, state = _run(layer, activations, lengths, *state)
+        for layer, *before in zip(self.layers, carry.output, carry.cell, strict=True):
+            activations, after = _run(cast(nn.LSTM, layer), activations, lengths, *before)
             activations = self.dropped(activations, generator)
-            output.append(state[0])
-            cell.append(state[1])
+            output.append(after[0])
+            cell.append(after[1])
         last = words.gather(1, lengths[:, None])[:, 0]
         return activations, LSTMCarry(last, torch.stack(output).detach(), torch.stack(cell).detach())
 

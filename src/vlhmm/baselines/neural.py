@@ -2,8 +2,8 @@
 
     p(x_t | x_<t) = softmax(E h_t + b),  E (V, D) being the input embeddings too
 
-All weights start Kaiming-uniform. Dropout acts where a generator is given and nowhere else: there is no mode to
-switch.
+All weights start Kaiming-uniform. Dropout acts where a generator is given and nowhere else: there is no
+mode to switch.
 """
 
 from abc import ABC, abstractmethod
@@ -35,12 +35,12 @@ class NeuralLanguageModel(nn.Module, ABC):
 
     @abstractmethod
     def hidden(self, tokens: Tensor, lengths: Tensor, carry: Any, generator: torch.Generator | None) -> tuple:
-        """h_t to predict tokens[:, t] with, (B, T, D), garbage beyond `lengths`; and the carry after each row."""
+        """h_t for tokens[:, t], (B, T, D), garbage beyond `lengths`; and the carry after each row."""
 
     def loss(
         self, tokens: Tensor, lengths: Tensor, carry: Any, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Any]:
-        """The mean of -log p(x_t | x_<t), under dropout if there is a generator; and the carry after each row."""
+        """The mean of -log p(x_t | x_<t), under dropout if there is a generator; and the carry."""
         hidden, carry = self.hidden(tokens, lengths, carry, generator)
         inside = _inside(tokens, lengths)
         return cross_entropy(hidden[inside], self.embedding, self.bias, tokens[inside]), carry
@@ -78,7 +78,7 @@ class NeuralLanguageModel(nn.Module, ABC):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Nothing; afterwards every matrix is uniform within 1 / sqrt(its number of columns), every bias zero."""
+        """Nothing; afterwards every matrix is uniform within 1 / sqrt(its columns), every bias zero."""
         with torch.no_grad():
             for parameter in self.parameters():
                 if parameter.ndim > 1:
@@ -88,7 +88,7 @@ class NeuralLanguageModel(nn.Module, ABC):
                     parameter.zero_()
 
     def dropped(self, activations: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The activations, each zeroed with probability `dropout`, the rest scaled up; as they are, if no generator."""
+        """The activations, each zeroed with probability `dropout` and scaled up else; all, if no generator."""
         if generator is None or self.dropout == 0:
             return activations
         kept = torch.empty_like(activations).bernoulli_(1 - self.dropout, generator=generator)

@@ -1,4 +1,4 @@
-"""A back-off n-gram model as sorted arrays. Input: tables, tokens. Output: log p(word | context), for all at once.
+"""A back-off n-gram model as sorted arrays. Input: tables, tokens. Output: log p(word | context), for all.
 
 The n-grams of each order form a `Level`, and the levels a trie: an n-gram's key is
 (index of its first n-1 words in the level below) * width + (its last word), sorted within its level, where

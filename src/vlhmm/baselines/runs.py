@@ -1,4 +1,4 @@
-"""A baseline's run folder. Input: tensors, settings, a vocabulary. Output: files, each whole or not there; and back.
+"""A baseline's run folder. Input: tensors, settings, a vocabulary. Output: files; and back.
 
     config.json         format_version, kind (kn, ff or lstm), settings
     model.safetensors   the best weights, or the n-gram tables

@@ -1,8 +1,10 @@
-"""Training a neural baseline. Input: a `Corpus` and a `BaselineConfig`. Output: the best model on its valid split.
+"""Training a neural baseline. Input: a `Corpus` and a `BaselineConfig`. Output: the best model on its valid
+split.
 
-AdamW, clipped gradients, a few validations an epoch, and a rate that is divided when they stop improving. A run
-with a folder can be stopped at any moment and goes on, when called again, as if it had not been: after the same
-number of steps its weights are the same to the last bit (on the same machine with as many threads).
+AdamW, clipped gradients, a few validations an epoch, and a rate that is divided when they stop improving. A
+run with a folder can be stopped at any moment and goes on, when called again, as if it had not been: after
+the same number of steps its weights are the same to the last bit (on the same machine with as many
+threads).
 """
 
 import hashlib
@@ -42,7 +44,7 @@ _STEP_EVENT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineConfig:
-    """How a neural baseline is built and trained: the paper's LSTM by default; `default_config` has its FF too."""
+    """How a neural baseline is built and trained: the paper's LSTM, unless told; see `default_config`."""
 
     hidden_size: int = 256
     num_layers: int = 2  # hidden layers
@@ -143,9 +145,9 @@ def train_baseline(
 ) -> TrainingResult:
     """The model of kind ff or lstm that is best on corpus.valid; `out_dir`, if any, becomes its run folder.
 
-    Called again with the same folder, training goes on where it stopped; more epochs may then be asked for, but
-    nothing else may change. `time_limit` is in seconds, for this call. `progress` gets what goes to journal.jsonl,
-    and a step event a second.
+    Called again with the same folder, training goes on where it stopped; more epochs may then be asked for,
+    but nothing else may change. `time_limit` is in seconds, for this call. `progress` gets what goes to
+    journal.jsonl, and a step event a second.
     """
     config = config or default_config(kind)
     trainer = _Trainer(kind, corpus, None if out_dir is None else Path(out_dir), config, progress)
@@ -170,7 +172,7 @@ class _Position:
 
 
 class _Trainer:
-    """A model, its optimizer, its randomness, its carry and its position: together, what a checkpoint holds."""
+    """A model, its optimizer, randomness, carry and position: together, what a checkpoint holds."""
 
     def __init__(
         self,
@@ -242,7 +244,7 @@ class _Trainer:
         }
 
     def _batches(self) -> list[Batch]:
-        """This epoch's batches: streams, the same every time; or sentences, in an order drawn for the epoch."""
+        """This epoch's batches: streams, always the same; or sentences, in an order drawn for the epoch."""
         epoch, batches = self._batches_of
         config = self.config
         if config.context == "carry" and not batches:
@@ -270,7 +272,8 @@ class _Trainer:
         if not math.isfinite(loss.item()) or not math.isfinite(norm.item()):
             raise TrainingError(
                 f"the loss or its gradient is not finite at epoch {at.epoch + 1}, batch {at.batch + 1} of "
-                f"{len(batches)} (step {at.step + 1}); the last checkpoint is kept: try a smaller rate than {at.rate:g}"
+                f"{len(batches)} (step {at.step + 1}); the last checkpoint is kept: try a smaller rate than "
+                f"{at.rate:g}"
             )
         for group in self.optimizer.param_groups:
             group["lr"] = at.rate
@@ -288,7 +291,7 @@ class _Trainer:
         return check_due
 
     def _check(self) -> None:
-        """Nothing; afterwards the best weights so far are kept, and the rate is divided if that was long ago."""
+        """Nothing; afterwards the best weights are kept, and the rate is divided if that is long ago."""
         at = self.position
         valid_perplexity = self._validate()
         is_best = valid_perplexity < at.best
@@ -330,7 +333,7 @@ class _Trainer:
     # The run folder
 
     def _open_folder(self, kind: str, folder: Path) -> None:
-        """Nothing; afterwards the folder is this run's, and the trainer stands where the folder's checkpoint does."""
+        """Nothing; afterwards the folder is this run's, and the trainer stands where its checkpoint does."""
         run = Run(kind, to_dict(self.config), self.corpus.vocabulary)
         self.digest = _digest(self.corpus)
         if (folder / "config.json").exists():
@@ -340,7 +343,7 @@ class _Trainer:
         write_run(folder, run)
 
     def _save(self) -> None:
-        """Nothing; afterwards the checkpoint says all that is needed to go on; one file, so that it agrees with itself."""
+        """Nothing; afterwards the checkpoint has all it takes to go on: one file, hence whole."""
         if self.folder is None:
             return
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
@@ -401,7 +404,8 @@ def _refuse_another(folder: Path, old: Run, new: Run) -> None:
     for name, value in new.settings.items():
         if name != "epochs" and old.settings.get(name) != value:
             raise ConfigError(
-                f"{folder} was trained with {name}={old.settings.get(name)}, got {value}; choose another folder"
+                f"{folder} was trained with {name}={old.settings.get(name)}, got {value}; "
+                f"choose another folder"
             )
     if old.vocabulary != new.vocabulary:
         raise ConfigError(f"{folder} was trained with another vocabulary; choose another folder")

@@ -13,10 +13,14 @@ afresh, and the result does not depend on the order of summation.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import numba
 import numpy as np
-from numba import njit
+
+log = logging.getLogger(__name__)
 
 UNIT = 1 << 24  # F(10^10) still fits 63 bits
 TABLE_SIZE = 1 << 21  # larger counts are rare: their logarithm is taken when needed
@@ -40,6 +44,15 @@ class Members(NamedTuple):
     leader: np.ndarray  # (T,) the slot's most frequent word, by its place in the order of words
 
 
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` compiled, and kept on disk where a folder can be written."""
+    try:
+        return numba.njit(cache=True)(function)
+    except (RuntimeError, OSError):  # numba found no folder it may write to
+        log.debug("%s is compiled anew in every process: set NUMBA_CACHE_DIR", function.__name__)
+        return numba.njit(function)
+
+
 def xlogx_table(largest: int) -> np.ndarray:
     """F(0 .. largest) in fixed point, cut off at TABLE_SIZE entries."""
     n = np.arange(min(largest + 1, TABLE_SIZE), dtype=np.float64)
@@ -57,14 +70,14 @@ def empty_window(num_slots: int, num_context: int) -> Window:
     )
 
 
-@njit(cache=True)
+@kernel
 def _xlogx(table, n):
     if n < table.shape[0]:
         return table[n]
     return np.int64(np.rint(n * np.log(n) * UNIT))
 
 
-@njit(cache=True)
+@kernel
 def _square(table, pairs, i, j):
     """What the four counts among i and j change by when the two become one."""
     a, b, c, d = pairs[i, i], pairs[i, j], pairs[j, i], pairs[j, j]
@@ -77,7 +90,7 @@ def _square(table, pairs, i, j):
     )
 
 
-@njit(cache=True)
+@kernel
 def _set_pair(table, window, i, j, new, num_slots):
     """n_ij becomes `new`, and gain follows; O(S), as only merges of i and of j have n_ij in their gain."""
     pairs, gain = window.pairs, window.gain
@@ -118,7 +131,7 @@ def _set_pair(table, window, i, j, new, num_slots):
         pairs[i, j] = new
 
 
-@njit(cache=True)
+@kernel
 def _set_margin(table, margin, gain, i, new, num_slots):
     """a_i (or b_i) becomes `new`, and gain follows; O(S)."""
     old = margin[i]
@@ -132,7 +145,7 @@ def _set_margin(table, margin, gain, i, new, num_slots):
     margin[i] = new
 
 
-@njit(cache=True)
+@kernel
 def _best_pair(gain, num_slots):
     """The i < j whose merge gains most, the first of equals; O(S^2)."""
     best_i, best_j, best = -1, -1, gain[0, 1]
@@ -147,7 +160,7 @@ def _best_pair(gain, num_slots):
     return best_i, best_j
 
 
-@njit(cache=True)
+@kernel
 def _merge(table, window, kept, absorbed, num_slots):
     """`absorbed` joins `kept` and is left empty; O(S) for each class that stood beside `absorbed`."""
     pairs, first, second, gain = window.pairs, window.first, window.second, window.gain
@@ -175,7 +188,7 @@ def _merge(table, window, kept, absorbed, num_slots):
     _set_margin(table, second, gain, s, second[s] + count, num_slots)
 
 
-@njit(cache=True)
+@kernel
 def _neighbours(word, start, neighbour, count, slot_of_word, total, slots):
     """How many slots `word`'s neighbours are in, itself left out; their counts are added to `total`."""
     found = 0
@@ -190,7 +203,7 @@ def _neighbours(word, start, neighbour, count, slot_of_word, total, slots):
     return found
 
 
-@njit(cache=True)
+@kernel
 def _place(table, window, members, bigrams, rank, word, slot, total, slots):
     """`word` leaves the context class, slot S, and becomes the only word of the empty `slot`."""
     pairs, first, second, gain = window.pairs, window.first, window.second, window.gain
@@ -229,7 +242,7 @@ def _place(table, window, members, bigrams, rank, word, slot, total, slots):
     members.leader[slot] = rank
 
 
-@njit(cache=True)
+@kernel
 def add_words(table, window, members, bigrams, order, start, stop, empty_slot, merges, losses):
     """The slot left empty when order[start:stop] are placed, the best two merged whenever no slot is free.
 
@@ -265,7 +278,7 @@ def add_words(table, window, members, bigrams, order, start, stop, empty_slot, m
     return empty_slot
 
 
-@njit(cache=True)
+@kernel
 def merge_all(table, window, pairs, merges, losses):
     """Nothing; puts the counts `pairs` (M, M) in the window and merges until one class is left; O(M^3).
 
@@ -304,7 +317,7 @@ def merge_all(table, window, pairs, merges, losses):
         num_slots = last
 
 
-@njit(cache=True)
+@kernel
 def exchange_words(table, bigrams, order, class_of_word, pairs, transposed, first, second, sizes):
     """Moves each word, in order, to the class that makes AMI largest; returns (words moved, what was gained).
 

@@ -10,6 +10,7 @@ import numpy as np
 from vlhmm.blocks.bigrams import average_mutual_information, count_bigrams, count_class_pairs
 from vlhmm.blocks.brown import Progress, block_order, merge_classes, merge_words, number_blocks
 from vlhmm.blocks.exchange import exchange
+from vlhmm.errors import ConfigError
 
 DEFAULT_SWEEPS = 30  # PTB at 128 blocks stops gaining after 13, WikiText-2 nearly after 25
 
@@ -39,9 +40,11 @@ def cluster_words(
 ) -> ClusteringResult:
     """Word classes that keep much of the average mutual information of adjacent words of a token stream.
 
-    `sweeps=0` gives Brown's algorithm alone. Words the text does not hold go where `place_unseen` says. The
-    same tokens give the same answer: nothing is drawn at random, and ties go to the more frequent word.
+    `sweeps=0` gives Brown's algorithm alone. Words the text does not hold go where `place_unseen` says.
+    Nothing is drawn at random and sums are of integers, so the same tokens give the same classes.
     """
+    if sweeps < 0:  # before the merging, not after
+        raise ConfigError(f"sweeps={sweeps} must be 0 (none) or more")
     began = time.perf_counter()
     bigrams = count_bigrams(tokens, vocab_size)
     brown = merge_words(bigrams, num_blocks, progress)

@@ -24,9 +24,9 @@ examples:
   vlhmm cluster ptb --blocks 512 --out paths.txt --format json       {"types": ..., "ami_bits": ..., ...}
 
 Every line of the output is `bit string TAB word TAB count`; words of one block share the bit string, and the
-bits are the way to it in a binary tree. Classes come from Brown's algorithm, then words move one by one to the
-class that suits them best, until none gains by moving or --sweeps are done. The measure is the average mutual
-information of adjacent classes, in bits (ami_bits): more is better. <eos> is a word like others.
+bits are the way to it in a binary tree. Blocks come from Brown's algorithm, then words move one by one to the
+block that suits them best, until none gains by moving or --sweeps are done. The measure is the average mutual
+information of adjacent blocks, in bits (ami_bits): more is better. <eos> is a word like others.
 """
 
 

@@ -38,8 +38,16 @@ def sample_kept(
     return kept.to(num_alive.device), share.to(num_alive.device)
 
 
-def sample_columns(num_states: int, dropout: float, generator: torch.Generator) -> Bool[Tensor, " state"]:
-    """True for the states that may be entered: the paper's column-dropping for uniform constraints."""
-    keep = torch.zeros(num_states, dtype=torch.bool)
-    keep[torch.randperm(num_states, generator=generator)[: num_kept(num_states, dropout)]] = True
+def sample_columns(
+    states_of_word: Int[Tensor, "word slot"], num_states: int, dropout: float, generator: torch.Generator
+) -> Bool[Tensor, " state"]:
+    """True for the states that may be entered: the paper's column-dropping for uniform constraints.
+
+    A word all of whose states were dropped could not be emitted at all; it keeps the one that was drawn next.
+    """
+    rank = torch.randperm(num_states, generator=generator)
+    keep = rank < num_kept(num_states, dropout)
+    states = states_of_word.cpu()
+    nearest = states.gather(1, rank[states].argmin(dim=1, keepdim=True))[:, 0]
+    keep[nearest] = True
     return keep

@@ -54,7 +54,8 @@ class Automaton:
 
 
 def over_vocabulary(automaton: DFA, words: Sequence[int], vocab_size: int, eos: int) -> Automaton:
-    """The automaton over a vocabulary: symbol i of `automaton` is words[i], its last symbol every other word."""
+    """The automaton over a vocabulary: symbol i of `automaton` is words[i], its last symbol every other
+    word."""
     symbol = np.full(vocab_size, automaton.num_symbols - 1, dtype=np.int64)
     symbol[np.asarray(words, dtype=np.int64)] = np.arange(len(words))
     # Words whose columns are equal make one class, the <eos> apart.

@@ -116,7 +116,8 @@ class Length(Constraint):
         last = self.low if self.high is None else self.high + 1  # beyond it nothing changes any more
         if last + 1 > max_states:
             raise QueryError(
-                f"length {self.low} to {self.high} needs {last + 1:,} automaton states, at most {max_states:,}"
+                f"length {self.low} to {self.high} needs {last + 1:,} automaton states, the limit is "
+                f"{max_states:,}; ask for shorter texts"
             )
         count = np.arange(last + 1)
         delta = np.repeat(np.minimum(count + 1, last)[:, None], num_symbols, axis=1)
@@ -187,7 +188,8 @@ def compile_constraint(
 
 
 def parse_constraint(expression: str) -> Constraint:
-    """A constraint from its written form: contains("a b", …), in_order("a", "b"), length(2, 5), regex("…"), & | ~ ()."""
+    """A constraint from its written form: contains("a b", …), in_order("a", "b"), length(2, 5), regex("…"),
+    & | ~ ()."""
     try:
         tree = ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, ValueError):

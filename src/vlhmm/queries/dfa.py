@@ -43,7 +43,8 @@ def explore(
     num_symbols: int,
     max_states: int = MAX_STATES,
 ) -> DFA:
-    """The DFA whose states are what `step` reaches from `initial`; a QueryError beyond `max_states` of them."""
+    """The DFA whose states are what `step` reaches from `initial`; a QueryError beyond `max_states` of
+    them."""
     index = {initial: 0}
     order, rows = [initial], []
     for state in order:  # grows while it is walked
@@ -55,8 +56,8 @@ def explore(
                 order.append(following)
                 if len(order) > max_states:
                     raise QueryError(
-                        f"the constraint needs an automaton of more than {max_states:,} states; name fewer words, "
-                        f"shorten its phrases, repetitions and lengths, or ask for the phrases in a given order"
+                        f"the constraint needs an automaton of more than {max_states:,} states; name fewer "
+                        "phrases, ask for them in a given order, or shorten its repetitions and lengths"
                     )
             row.append(index[following])
         rows.append(row)

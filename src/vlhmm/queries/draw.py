@@ -1,8 +1,10 @@
-"""Fills from messages: drawn with their exact probability, or the best path's. Input: `Messages`. Output: word ids.
+"""Fills from messages: drawn with their exact probability, or the best path's. Input: `Messages`. Output:
+word ids.
 
-Left to right. Between gaps the given words are filtered (K states); at the last word before a gap its state is drawn
-together with the gap's length, and from there on every word's state, then its class, then the word. With messages of
-the max-product kind and `Best` choosing, the same walk traces the most probable path.
+Left to right. Between gaps the given words are filtered (K states); at the last word before a gap its state
+is drawn together with the gap's length, and from there on every word's state, then its class, then the
+word. With messages of the max-product kind and `Best` choosing, the same walk traces the most probable
+path.
 """
 
 from collections.abc import Sequence
@@ -85,7 +87,8 @@ def inverted(cumulative: Tensor, uniform: Tensor) -> Tensor:
 
 
 class _Walk:
-    """Where each of n texts stands. One of: afresh everywhere; alpha on a word's group; a state each (-1: afresh)."""
+    """Where each of n texts stands. One of: afresh everywhere; alpha on a word's group; a state each (-1:
+    afresh)."""
 
     def __init__(self, count: int, start: int, device: torch.device) -> None:
         self.count, self.device = count, device
@@ -164,7 +167,8 @@ def _walk_gap(messages: Messages, gap: GapMessages, walk: _Walk, chooser: Choose
 
 
 def _enter(messages: Messages, gap: GapMessages, walk: _Walk, chooser: Chooser) -> np.ndarray:
-    """(n,) the gap's length in each text, chosen together with the state on its left (then in `walk.state`)."""
+    """(n,) the gap's length in each text, chosen together with the state on its left (then in
+    `walk.state`)."""
     lengths = sorted(gap.lengths)
     remaining = np.zeros(walk.count, dtype=np.int64)
     state = (
@@ -200,7 +204,8 @@ def _enter(messages: Messages, gap: GapMessages, walk: _Walk, chooser: Chooser) 
 
 
 def _joint(values: Sequence[Value], q: int, states: Tensor | None) -> Tensor:
-    """(lengths, K or chosen states) the messages of one automaton state on one scale (the states' own, if chosen)."""
+    """(lengths, K or chosen states) the messages of one automaton state on one scale (the states' own, if
+    chosen)."""
     rows = []
     for value in values:
         assert value.rows is not None

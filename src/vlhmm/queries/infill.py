@@ -1,7 +1,8 @@
 """Gaps filled given both sides. Input: a text with [MASK]s. Output: exact fills, the best one, or marginals.
 
-What is answered: p(fill | every given word, every gap's range of lengths, the constraint), where a fill is what each gap
-holds. A gap holds no <eos> unless it is allowed to; the text ends with an <eos> unless told otherwise.
+What is answered: p(fill | every given word, every gap's range of lengths, the constraint), where a fill is
+what each gap holds. A gap holds no <eos> unless it is allowed to; the text ends with an <eos> unless told
+otherwise.
 """
 
 import math
@@ -75,8 +76,8 @@ class Infilling:
     def best(self) -> BestFill:
         """The most probable word of a single one-word gap; else the fill on the single most probable path.
 
-        The most probable fill of a longer gap sums over state paths inside a maximum over words, which no known
-        algorithm does efficiently: the path's fill is what can be had exactly, and it is called that.
+        The most probable fill of a longer gap sums over state paths inside a maximum over words, which no
+        known algorithm does efficiently: the path's fill is what can be had exactly, and it is called that.
         """
         gaps = [item for item in self.plan.items if isinstance(item, Gap)]
         if gaps == [Gap(1, 1)]:
@@ -93,7 +94,8 @@ class Infilling:
         return [self._distribution(found) for found in gap_marginals(self._messages, self._start)]
 
     def log_prob(self, *gaps: str | Sequence[str]) -> float:
-        """log p(fill | observed, constraint) of the fill given as one text a gap; -inf if it is not allowed."""
+        """log p(fill | observed, constraint) of the fill given as one text a gap; -inf if it is not
+        allowed."""
         wanted = [words.split() if isinstance(words, str) else list(words) for words in gaps]
         slots = [item for item in self.plan.items if isinstance(item, Gap)]
         if len(wanted) != len(slots):
@@ -168,7 +170,8 @@ def prepare(
 ) -> Infilling:
     """The text's gaps, their messages computed.
 
-    `scope` says what the constraint speaks of: the whole text, or only the words of the gaps, one gap after the other.
+    `scope` says what the constraint speaks of: the whole text, or only the words of the gaps, one gap after
+    the other.
     """
     items, words = parse_template(model.vocabulary, text)
     if not any(isinstance(item, Gap) for item in items):
@@ -232,7 +235,8 @@ def infill(
     seed: Any = 0,
     memory: float = DEFAULT_MEMORY,
 ) -> list[Fill] | BestFill | list[GapDistribution]:
-    """`n` exact samples (mode "sample"), the best fill ("best"), or every gap word's distribution ("marginals")."""
+    """`n` exact samples (mode "sample"), the best fill ("best"), or every gap word's distribution
+    ("marginals")."""
     if mode not in ("sample", "best", "marginals"):
         raise QueryError(f"unknown mode {mode!r}, expected sample, best or marginals")
     ready = prepare(model, text, constraint, scope, eos, allow_eos, memory)

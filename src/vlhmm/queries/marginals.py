@@ -1,4 +1,5 @@
-r"""Each gap word's distribution, and each gap's length. Input: sum-product `Messages`. Output: `GapMarginals` a gap.
+r"""Each gap word's distribution, and each gap's length. Input: sum-product `Messages`. Output:
+`GapMarginals` a gap.
 
 Forward messages $F_j(q, z)$ (j words of the gap used, z the state of the next one) meet the backward ones:
 $p(x \text{ at } j, \text{length } n) \propto \sum_{q,z} F_j(q, z)\, p(x|z)\, R_{n-j-1}(\delta(q,x), z)$.
@@ -87,7 +88,7 @@ def _summed(parts: list[tuple[Tensor, Tensor]], target: np.ndarray, count: int) 
 def _after_gap(
     messages: Messages, i: int, item: Gap, before: Value, group: int | None, go_on: bool
 ) -> tuple[GapMarginals, Value]:
-    plan, process, gap = messages.plan, messages.process, messages.gaps[i]
+    process, gap = messages.process, messages.gaps[i]
     lengths = _length_posterior(gap.lengths, before)
     words: dict[int, np.ndarray] = {
         n: np.zeros((n, process.vocab_size)) for n in range(item.low, item.high + 1) if lengths[n] > 0
@@ -128,7 +129,8 @@ def _length_posterior(lengths: dict[int, Value], before: Value) -> dict[int, flo
 
 
 def _arrive(messages: Messages, before: Value, group: int | None) -> Value:
-    """p(words so far, q, z) where z is the state of the word to come: one transition further, on all states."""
+    """p(words so far, q, z) where z is the state of the word to come: one transition further, on all
+    states."""
     process = messages.process
     parts: list[tuple[Tensor, Tensor]] = []
     if before.rows is not None:

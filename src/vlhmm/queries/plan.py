@@ -1,8 +1,9 @@
-"""A text with gaps -> what has to be computed, before anything is. Input: items and an automaton. Output: `Plan`.
+"""A text with gaps -> what has to be computed, before anything is. Input: items and an automaton. Output:
+`Plan`.
 
-A gap of `low` to `high` words is walked by how many words *remain* in it: the message "r more words here, then the
-rest" serves every length of the gap. An automaton state is kept at a place only if it can be there and can still
-end well; what memory the messages take follows, and is refused where it is too much.
+A gap of `low` to `high` words is walked by how many words *remain* in it: the message "r more words here,
+then the rest" serves every length of the gap. An automaton state is kept at a place only if it can be there
+and can still end well; what memory the messages take follows, and is refused where it is too much.
 """
 
 import re
@@ -171,8 +172,8 @@ def check_memory(plan: Plan, num_states: int, budget: float) -> None:
         gap = max((item.high for item in plan.items if isinstance(item, Gap)), default=0)
         raise QueryError(
             f"gaps of up to {gap:,} words under an automaton of {plan.automaton.num_states:,} states over "
-            f"{num_states:,} model states would take {gibibytes(needed)}, the limit is {gibibytes(budget)}; shorten the "
-            f"gaps or the constraint, or raise the limit"
+            f"{num_states:,} model states would take {gibibytes(needed)}, the limit is "
+            f"{gibibytes(budget)}; shorten the gaps or the constraint, or raise the limit (--memory)"
         )
 
 

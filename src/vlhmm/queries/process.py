@@ -83,7 +83,8 @@ class Process:
         return [found[pair] for pair in pairs]
 
     def edge(self, word: int, following: int) -> Tensor:
-        """(K, K) p(z' | z, word) from the states of `word` to those of `following`, a fresh start included."""
+        """(K, K) p(z' | z, word) from the states of `word` to those of `following`, a fresh start
+        included."""
         if self.restarts(word):
             return self.start_at(following).expand(self.states_per_group, -1)
         return self.tiles([(self.group(word), self.group(following))])[0].double()
@@ -187,7 +188,8 @@ class Emitted:
         return torch.cat([self.probability.new_zeros(1), self.probability.cumsum(0)])
 
     def draw(self, states: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
-        """A word for each state by inversion of `uniform` numbers: from p(x | z), over the words of `sums`."""
+        """A word for each state by inversion of `uniform` numbers: from p(x | z), over the words of
+        `sums`."""
         sums = self.all_words if sums is None else sums
         low, high = sums[self.first[states]], sums[self.first[states + 1]]
         target = torch.minimum(low + uniform * (high - low), torch.nextafter(high, low))

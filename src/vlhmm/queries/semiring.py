@@ -1,4 +1,5 @@
-"""The two ways to walk a chain: sum over everything hidden, or keep the best. Both in probabilities, row by row scaled.
+"""The two ways to walk a chain: sum over everything hidden, or keep the best. Both in probabilities, row by
+row scaled.
 
 Input:  a `Process`. Output: `SumProduct` or `MaxProduct`, with the same methods.
 """

@@ -1,4 +1,5 @@
-"""A sequence of words -> the chain that inference reads. Input: ids and a `Process`. Output: potentials and `Chain`."""
+"""A sequence of words -> the chain that inference reads. Input: ids and a `Process`. Output: potentials and
+`Chain`."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

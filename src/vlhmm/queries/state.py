@@ -1,5 +1,5 @@
-"""The reader's position in a text as a value. Input: a model and words. Output: `State`, which can be kept, compared,
-hashed, copied by assignment and written down.
+"""The reader's position in a text as a value. Input: a model and words. Output: `State`, which can be kept,
+compared, hashed, copied by assignment and written down.
 
 After an <eos> under the rule "reset" nothing of the past matters: such a state has no group and no alpha.
 """
@@ -21,7 +21,8 @@ _FORMAT = 1
 
 @dataclass(frozen=True, eq=False)
 class State:
-    r"""What a text so far leaves: $p(z_t | x_{\le t})$ on its last word's K states, and $\log p(x_{\le t})$."""
+    r"""What a text so far leaves: $p(z_t | x_{\le t})$ on its last word's K states, and its
+    log-probability."""
 
     model: Any = field(repr=False)
     group: int | None  # of the last word; None where the chain starts afresh
@@ -116,8 +117,8 @@ def state_from_json(model: Any, line: str) -> State:
     expected = (_FORMAT, len(model.vocabulary), process.num_states)
     if made_with != expected:
         raise QueryError(
-            f"the state belongs to another model: its format, vocabulary size and states are {made_with}, the "
-            f"model's are {expected}"
+            f"the state belongs to another model: its format, vocabulary size and states are {made_with}, "
+            f"the model's are {expected}"
         )
     size = 0 if group is None else process.states_per_group
     fits = group is None or 0 <= group < process.num_groups

@@ -52,7 +52,8 @@ def memory_check(what: str, num_bytes: float, budget: float, remedy: str) -> Non
     """Nothing, or a QueryError where `what` would take more than `budget` bytes."""
     if num_bytes > budget:
         raise QueryError(
-            f"{what} would take {gibibytes(num_bytes)}, the limit is {gibibytes(budget)}; {remedy}, or raise the limit"
+            f"{what} would take {gibibytes(num_bytes)}, the limit is {gibibytes(budget)}; {remedy}, or raise "
+            "the limit (--memory)"
         )
 
 

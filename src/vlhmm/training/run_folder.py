@@ -141,10 +141,17 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary)
         with open(temporary, "rb") as stream:
             os.fsync(stream.fileno())
+        os.chmod(temporary, 0o666 & ~current_umask())
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
         raise CheckpointError(f"cannot write {path}: {error}; free some space or choose another --out") from None
+
+
+def current_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

@@ -135,7 +135,8 @@ class Trainer:
             return Kept()
         generator = generator_for(self.settings.seed, "dropout", self.step)
         if not self.blocks.partition:
-            return Kept(columns=sample_columns(self.blocks.num_states, dropout, generator).to(self.device))
+            columns = sample_columns(self.hmm.states_of_group, self.blocks.num_states, dropout, generator)
+            return Kept(columns=columns.to(self.device))
         slots, alive = sample_kept(self.hmm.num_alive, self.blocks.states_per_group, dropout, generator)
         return Kept(slots=slots, num_alive=alive)
 

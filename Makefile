@@ -1,0 +1,28 @@
+# The two commands of the README. Each does all set-up by itself: a virtual environment in .venv, the install, the run.
+PYTHON ?= python3
+VENV := .venv
+READY := $(VENV)/.ready
+
+.PHONY: demo test slow lint clean
+
+demo: $(READY)
+	$(VENV)/bin/vlhmm demo
+
+test: $(READY)
+	$(VENV)/bin/python -m pytest
+
+slow: $(READY)
+	$(VENV)/bin/python -m pytest -m slow
+
+lint: $(READY)
+	$(VENV)/bin/ruff check src tests
+	$(VENV)/bin/mypy
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "vlhmm needs Python 3.11 or newer, got " + sys.version.split()[0] + "; set PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[demo,plots,test]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,241 @@
+"""`vlhmm baseline`: the paper's baselines, estimated or trained, then measured as every model here is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vlhmm.data.corpora import Corpus
+    from vlhmm.evaluation.perplexity import Report
+    from vlhmm.evaluation.protocol import LanguageModel
+
+EPILOG = """\
+TRAIN is a file of whitespace-tokenized text, one sentence a line (UTF-8, .gz too), or the name of a corpus:
+sotu, ptb, wikitext-2. A corpus brings its valid and test split along.
+
+examples:
+  vlhmm baseline kn ptb                                       a Kneser-Ney 5-gram model, in seconds
+  vlhmm baseline kn train.txt --valid valid.txt --arpa model.arpa.gz    for KenLM, SRILM and the like
+  vlhmm baseline lstm ptb --out runs/lstm --time-limit 90m    run it again to go on where it stopped
+  vlhmm baseline ff ptb --format json --quiet | jq .results.test.carry.perplexity
+
+Both context rules are reported. reset: every line is scored from the start of a text. carry: the state runs
+on over line ends, in 16 streams. ff and lstm are trained under one of them (--context), which is the one to
+quote; a Kneser-Ney model starts anew after every line in any case.
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """The parser of this verb, added to `subparsers`."""
+    parser = subparsers.add_parser(
+        "baseline",
+        help="Kneser-Ney, feed-forward and LSTM models to compare with",
+        description="Estimate or train a baseline, and measure its perplexity.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("kind", choices=("kn", "ff", "lstm"), help="Kneser-Ney n-gram, feed-forward n-gram or LSTM")
+    add("train", metavar="TRAIN", help="a text file, - for standard input, or a corpus name")
+    add("--valid", metavar="FILE", help="text to validate on; needed unless TRAIN is a corpus name")
+    add("--test", metavar="FILE", help="text to test on")
+    add("--out", metavar="RUN", help="folder for the model; without it, nothing is kept")
+    add("--order", type=int, metavar="N", help="kn and ff: words with their context (default: 5)")
+    add("--arpa", metavar="FILE", help="kn: write the model in ARPA format too; .gz packs it")
+    add("--epochs", type=int, metavar="N", help="ff and lstm: passes over TRAIN (default: 100 and 50)")
+    add("--context", choices=("reset", "carry"), help="ff and lstm: the rule to train by (default: carry)")
+    add("--time-limit", type=duration, metavar="T", help="ff and lstm: stop after 90m, 2h, 45s ...")
+    add("--max-vocab", type=int, metavar="N", help="keep the N most frequent words; others become <unk>")
+    add("--min-count", type=int, default=1, metavar="N", help="keep words seen N times or more (default: 1)")
+    add("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie")
+    add("--format", choices=("text", "json"), default="text", help="json: one object (default: text)")
+    add("--seed", type=int, default=0, help="of weights and dropout; Kneser-Ney draws nothing (default: 0)")
+    add("--threads", type=int, metavar="N", help="processor cores to use (default: all)")
+    add("--quiet", action="store_true", help="no progress")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def duration(text: str) -> float:
+    """Seconds of "90m", "1h30m", "45s" or "300"."""
+    match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text.strip())
+    if not match or not any(match.groups()):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no duration, expected one such as 90m, 2h, 1h30m or 45s"
+        )
+    hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return 3600.0 * hours + 60.0 * minutes + seconds
+
+
+def run(args: argparse.Namespace) -> int:
+    """0, when the model has been made and measured."""
+    _refuse_foreign_options(args)
+    import torch
+
+    from vlhmm.errors import ConfigError
+
+    if args.threads is not None:
+        if args.threads < 1:
+            raise ConfigError(f"--threads is {args.threads}, expected at least 1")
+        torch.set_num_threads(args.threads)
+    corpus = _read(args)
+    began = time.monotonic()
+    model, about = _kneser_ney(args, corpus) if args.kind == "kn" else _neural(args, corpus)
+    about = {"kind": args.kind, **about, "seconds": round(time.monotonic() - began, 2), "out": args.out}
+    results = _measure(model, corpus)
+    if args.format == "json":
+        measured = {
+            split: {r: report.to_dict() for r, report in rules.items()} for split, rules in results.items()
+        }
+        print(json.dumps({**about, "corpus": corpus.name, "results": measured}, ensure_ascii=False))
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in _table(about, results))
+    return 0
+
+
+def _refuse_foreign_options(args: argparse.Namespace) -> None:
+    """Nothing; an option that this kind would ignore is refused."""
+    from vlhmm.errors import ConfigError
+
+    foreign = {
+        "kn": ("epochs", "context", "time_limit"),
+        "ff": ("arpa",),
+        "lstm": ("arpa", "order"),
+    }[args.kind]
+    for name in foreign:
+        if getattr(args, name) is not None:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} means nothing to baseline {args.kind}; leave it out"
+            )
+
+
+def _read(args: argparse.Namespace) -> Corpus:
+    from vlhmm.data.corpora import CORPORA, load_corpus, load_texts
+    from vlhmm.errors import ConfigError
+
+    if args.train in CORPORA:
+        for name, default in (("valid", None), ("test", None), ("max_vocab", None), ("min_count", 1)):
+            if getattr(args, name) != default:
+                option = f"--{name.replace('_', '-')}"
+                raise ConfigError(
+                    f"got {option} with the corpus {args.train}, which brings its own splits and vocabulary; "
+                    f"leave it out, or write ./{args.train} for a file of that name"
+                )
+        return load_corpus(args.train, args.data_dir)
+    if args.valid is None:
+        raise ConfigError(f"--valid is missing, expected a text to validate {args.train} on")
+    return load_texts(args.train, args.valid, args.test, max_vocab=args.max_vocab, min_count=args.min_count)
+
+
+def _kneser_ney(args: argparse.Namespace, corpus: Corpus) -> tuple[LanguageModel, dict[str, Any]]:
+    from vlhmm.baselines.kneser_ney import estimate, save
+
+    model = estimate(corpus.train, corpus.vocabulary, 5 if args.order is None else args.order)
+    if args.out is not None:
+        save(model, args.out)
+    if args.arpa is not None:
+        model.write_arpa(args.arpa)
+    about = {
+        "settings": {"order": model.order, "discounts": model.discounts},
+        "ngrams": model.num_ngrams,
+        "parameters": model.num_parameters,
+        "finished": True,
+    }
+    return model, about
+
+
+def _neural(args: argparse.Namespace, corpus: Corpus) -> tuple[LanguageModel, dict[str, Any]]:
+    from dataclasses import asdict, replace
+
+    from vlhmm.baselines.training import default_config, train_baseline
+
+    given = {name: getattr(args, name) for name in ("order", "epochs", "context", "seed")}
+    config = replace(default_config(args.kind), **{k: v for k, v in given.items() if v is not None})
+    with _progress(args.quiet, config.epochs) as progress:
+        result = train_baseline(args.kind, corpus, args.out, config, args.time_limit, progress)
+    if not result.finished and not args.quiet:
+        again = "; run the same command again to go on" if args.out else ""
+        _say(f"stopped by the time limit after {result.epochs:.2f} of {config.epochs} epochs{again}")
+    about = {
+        "settings": asdict(config),
+        "parameters": result.model.num_parameters,
+        "epochs": result.epochs,
+        "steps": result.steps,
+        "training_seconds": round(result.seconds, 1),
+        "finished": result.finished,
+    }
+    return result.model, about
+
+
+def _measure(model: LanguageModel, corpus: Corpus) -> dict[str, dict[str, Report]]:
+    from vlhmm.evaluation.perplexity import evaluate
+
+    texts = {"valid": corpus.valid} | ({} if corpus.test is None else {"test": corpus.test})
+    return {
+        split: {rule: evaluate(model, text, rule=rule) for rule in ("reset", "carry")}
+        for split, text in texts.items()
+    }
+
+
+def _table(about: dict[str, Any], results: dict[str, dict[str, Report]]) -> Iterator[str]:
+    """The perplexities, a line each, with the counts they stand on."""
+    size = next(iter(results["valid"].values())).vocabulary_size
+    ngrams = f"  {about['ngrams']:,} n-grams" if "ngrams" in about else ""
+    yield f"{about['kind']}{ngrams}  {about['parameters']:,} parameters  vocabulary {size:,}"
+    yield (
+        "split  context  perplexity  without OOV  bits/token  bits/byte  "
+        "sentences      words     tokens      OOV    <unk>"
+    )
+    for split, rules in results.items():
+        for rule, r in rules.items():
+            yield (
+                f"{split:<5}  {rule:<7}  {r.perplexity:>10.2f}  {r.perplexity_without_oov:>11.2f}  "
+                f"{r.bits_per_token:>10.4f}  {r.bits_per_byte:>9.4f}  {r.sentences:>9,}  {r.words:>9,}  "
+                f"{r.tokens:>9,}  {r.oov:>7,}  {r.literal_unk:>7,}"
+            )
+
+
+@contextmanager
+def _progress(quiet: bool, epochs: int) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+    """A callback that says how every check went, and on a terminal draws a bar meanwhile."""
+    if quiet:
+        yield None
+        return
+    if not sys.stderr.isatty():
+        yield lambda event: _say(_check_line(event, epochs)) if event["event"] == "check" else None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("eta"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("training", total=epochs)
+
+        def draw(event: dict[str, Any]) -> None:
+            if event["event"] == "check":
+                bar.console.print(_check_line(event, epochs), highlight=False, markup=False)
+            elif event["event"] == "step":
+                speed = f"{event['tokens_per_second']:,} tok/s" if event["tokens_per_second"] else ""
+                bar.update(task, completed=event["epoch"], description=f"step {event['step']}  {speed}")
+
+        yield draw
+
+
+def _check_line(event: dict[str, Any], epochs: int) -> str:
+    star = "*" if event["is_best"] else ""
+    return (
+        f"epoch {event['epoch']:.2f}/{epochs}  step {event['step']}  "
+        f"train {event['train_perplexity']:.1f} (dropout)  valid {event['valid_perplexity']:.1f}{star}  "
+        f"rate {event['rate']:g}  {event['tokens_per_second']:,} tok/s"
+    )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)

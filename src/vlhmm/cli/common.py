@@ -1,0 +1,137 @@
+"""What verbs share: options spelled the same everywhere, corpora and models by name, progress."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from vlhmm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vlhmm.data import Corpus
+
+
+def verb_parser(subparsers: Any, name: str, help: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    """A verb's parser: its help keeps the layout of the examples."""
+    return subparsers.add_parser(
+        name, help=help, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def add_machine_options(parser: argparse.ArgumentParser) -> None:
+    """--seed, --device, --threads, --memory, --quiet."""
+    group = parser.add_argument_group("machine")
+    group.add_argument("--seed", type=int, default=0, help="all randomness comes from it (default: 0)")
+    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+    group.add_argument("--memory", type=byte_size, metavar="SIZE", help="budget for transition tiles, e.g. 4G")
+    group.add_argument("--quiet", action="store_true", help="no progress and no notes")
+
+
+def add_format(parser: argparse.ArgumentParser, *kinds: str) -> None:
+    parser.add_argument("--format", choices=kinds or ("text", "json"), default="text", help="default: text")
+
+
+def setup(args: argparse.Namespace) -> str:
+    """Applies the machine options; the device's name comes back."""
+    import torch
+
+    if args.threads is not None:
+        if args.threads < 1:
+            raise ConfigError(f"--threads {args.threads} must be at least 1")
+        torch.set_num_threads(args.threads)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: this machine has no CUDA device that torch can use; take --device cpu")
+    if args.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return args.device
+
+
+def duration(text: str) -> float:
+    """Seconds, from 90, 90s, 15m, 1.5h or 1h30m."""
+    parts = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", text.strip())
+    if not text.strip() or parts is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration; write 90s, 15m, 1.5h or 1h30m")
+    hours, minutes, seconds = (float(part or 0) for part in parts.groups())
+    return hours * 3600 + minutes * 60 + seconds
+
+
+def byte_size(text: str) -> int:
+    """Bytes, from 500M, 4G or a plain number."""
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.strip().lower())
+    if parts is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 500M or 4G")
+    return int(float(parts[1]) * 1024 ** " kmgt".index(parts[2] or " "))
+
+
+def clock(seconds: float) -> str:
+    """h:mm:ss, or m:ss."""
+    whole = int(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def note_to(quiet: bool) -> Callable[[str], None]:
+    """Says a line on standard error, unless quiet."""
+    return (lambda line: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def load_run_texts(model: Any, names: list[str], data_dir: str | None) -> Iterator[tuple[str, Any]]:
+    """(name, Text) for files, '-' and corpora; a corpus name stands for its valid and test splits."""
+    import os
+
+    from vlhmm.data import CORPORA, encode, load_corpus, read_lines
+
+    for name in names:
+        corpus_name, _, split = name.partition(":")
+        if corpus_name in CORPORA and not os.path.exists(name):
+            corpus = load_corpus(corpus_name, data_dir)
+            if corpus.vocabulary.words != model.vocabulary.words:
+                raise ConfigError(
+                    f"the model's vocabulary is not that of {corpus_name} ({len(model.vocabulary):,} and "
+                    f"{len(corpus.vocabulary):,} words); give the text as a file to have it encoded with the model's own"
+                )
+            for part in [split] if split else ["valid", "test"]:
+                if part not in ("train", "valid", "test"):
+                    raise ConfigError(f"{name}: a corpus has the splits train, valid and test")
+                yield f"{corpus_name}:{part}", getattr(corpus, part)
+        else:
+            yield name, encode(read_lines(name), model.vocabulary)
+
+
+@contextmanager
+def token_progress(quiet: bool, title: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar over tokens on a terminal; silent elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(title), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def load_training_corpus(args: argparse.Namespace, vocabulary: Any = None) -> Corpus:
+    """The corpus that TRAIN, --valid, --test and the vocabulary options name."""
+    import os
+
+    from vlhmm.data import CORPORA, load_corpus, load_texts
+
+    if args.train in CORPORA and not os.path.exists(args.train):
+        if args.valid:
+            raise ConfigError(f"{args.train} brings its own validation text; drop --valid, or give TRAIN as a file")
+        if args.max_vocab is not None or args.min_count != 1:
+            raise ConfigError(f"{args.train} has a fixed vocabulary; drop --max-vocab and --min-count, or give TRAIN as a file")
+        return load_corpus(args.train, args.data_dir)
+    if not args.valid:
+        raise ConfigError(f"--valid is missing: {args.train} is a file, and the best model is chosen on a text it was not trained on")
+    return load_texts(
+        args.train, args.valid, getattr(args, "test", None), vocabulary, args.max_vocab, args.min_count
+    )

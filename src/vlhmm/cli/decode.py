@@ -1,0 +1,192 @@
+"""`vlhmm decode`: the hidden states of a text."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from vlhmm.cli.asking import (
+    Answers,
+    Logs,
+    add_log_base,
+    load_model,
+    memory_of,
+    note_to,
+    on_line,
+    query_parser,
+)
+from vlhmm.errors import DataError, VlhmmError
+
+EPILOG = """\
+FILE is a text, one sentence a line; standard input without it. Text output has CoNLL columns, a blank line
+after every sentence: word, state, block, p(state | sentence); with --top, as many columns of
+state:probability.
+
+  --method viterbi     the states of the most probable path (default); -k lists the k best paths
+  --method posterior   each word's most probable state given the whole sentence; need not be a possible path
+  --method filtered    the same given only the words up to it: what a reader knows on reaching the word
+At the last token, filtered and smoothed agree; everywhere else the words still to come may change the
+verdict.
+
+--gold TAGS, a file with one tag a word and one sentence a line, adds many-to-one accuracy (every state
+stands for the tag it is most often with) and V-measure (homogeneity and completeness), on standard error,
+or with --summary as the answer.
+
+examples:
+  echo "we the people" | vlhmm decode runs/mine
+  vlhmm decode runs/mine text.txt --method posterior --top 3
+  vlhmm decode runs/mine text.txt --gold tags.txt --summary --format json
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """The parser of this verb, added to `subparsers`."""
+    parser = query_parser(
+        subparsers,
+        "decode",
+        "hidden states of a text: best path or posteriors",
+        "The hidden states behind every word of a text.",
+        EPILOG,
+    )
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?", default="-", help="a text file (default: standard input)"
+    )
+    parser.add_argument(
+        "--method", choices=("viterbi", "posterior", "filtered"), default="viterbi", help="default: viterbi"
+    )
+    parser.add_argument("-k", type=int, default=1, metavar="K", help="the K best paths (viterbi; default: 1)")
+    parser.add_argument(
+        "--top", type=int, default=0, metavar="N", help="show the N most probable states of each word"
+    )
+    parser.add_argument("--gold", metavar="TAGS", help="tags to measure the states against")
+    parser.add_argument("--summary", action="store_true", help="with --gold: only the measures")
+    add_log_base(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when every sentence has its states."""
+    from vlhmm.data.text import read_lines
+    from vlhmm.errors import ConfigError
+    from vlhmm.queries.tagging import TagCounts
+
+    if args.k > 1 and args.method != "viterbi":
+        raise ConfigError(f"-k {args.k} lists best paths; --method {args.method} knows only one")
+    if args.summary and not args.gold:
+        raise ConfigError("--summary shows the measures of --gold; give a file of tags")
+    model = load_model(args)
+    logs = Logs(args)
+    gold = read_lines(args.gold) if args.gold else None
+    counts = TagCounts()
+    with Answers("none" if args.summary else args.format) as answer:
+        for number, words in enumerate(read_lines(args.file), start=1):
+            tags = _tags(gold, args.gold, number, words) if gold is not None else None
+            if not words:
+                continue
+            try:
+                found = _sentence(model, words, args)
+            except VlhmmError as error:
+                raise on_line(number, True, error) from None
+            for rank, decoding in enumerate(found, start=1):
+                if not args.summary:
+                    answer(_record(number, rank, decoding, tags, logs, args), _columns(decoding, tags, args))
+            if tags is not None:
+                counts.add(found[0]["states"], tags)
+    if gold is not None:
+        if next(gold, None) is not None:
+            raise DataError(f"{args.gold} has more lines than the text; every sentence has one line of tags")
+        measures = counts.scores()._asdict()
+        shown = "  ".join(
+            f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v:,}" for k, v in measures.items()
+        )
+        if args.summary:
+            Answers(args.format, single=True)({"method": args.method, **measures}, shown)
+        else:
+            note_to(args.quiet)(shown)
+    return 0
+
+
+def _tags(gold: Iterator[list[str]], name: str, number: int, words: list[str]) -> list[str]:
+    tags = next(gold, None)
+    if tags is None:
+        raise DataError(f"{name} ends before line {number} of the text; every sentence has one line of tags")
+    if len(tags) != len(words):
+        raise DataError(
+            f"{name}, line {number}: {len(tags)} tags for {len(words)} words, expected one tag a word"
+        )
+    return tags
+
+
+def _sentence(model: Any, words: list[str], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The decodings of one sentence, best first: words, states, groups, probabilities, log_prob, top."""
+    from vlhmm.queries.decode import decode, posteriors
+
+    memory = memory_of(args)
+    if args.method == "filtered" or args.top:
+        known = posteriors(model, words, memory=memory)
+        table = known.filtered if args.method == "filtered" else known.smoothed
+        top = [
+            [
+                (int(known.states[t, slot]), float(row[slot]))
+                for slot in row.argsort(descending=True)[: args.top].tolist()
+            ]
+            for t, row in enumerate(table)
+        ]
+    if args.method == "filtered":
+        best = table.argmax(1)
+        states = known.states.gather(1, best[:, None])[:, 0].tolist()
+        id_of, unk = model.vocabulary.id_of, model.vocabulary.unk
+        groups = [int(model.tables.group_of_word[id_of.get(word, unk)]) for word in words]
+        chosen = table.gather(1, best[:, None])[:, 0].tolist()
+        return [dict(words=words, states=states, groups=groups, probabilities=chosen, log_prob=None, top=top)]
+    return [
+        dict(
+            words=d.words,
+            states=d.states,
+            groups=d.groups,
+            probabilities=d.posteriors,
+            log_prob=d.log_prob,
+            top=top if args.top else None,
+        )
+        for d in decode(model, words, args.method, args.k, memory=memory)
+    ]
+
+
+def _record(
+    number: int, rank: int, decoding: dict, tags: list[str] | None, logs: Logs, args: argparse.Namespace
+) -> dict:
+    record = {
+        "line": number,
+        "rank": rank,
+        "method": args.method,
+        "words": decoding["words"],
+        "states": decoding["states"],
+        "blocks": decoding["groups"],
+        "probabilities": decoding["probabilities"],
+    }
+    if decoding["log_prob"] is not None:
+        record |= {"log_prob": logs.number(decoding["log_prob"]), "log_base": logs.name}
+    if decoding["top"]:
+        record["top"] = [[{"state": s, "probability": p} for s, p in places] for places in decoding["top"]]
+    if tags is not None:
+        record["tags"] = tags
+    return record
+
+
+def _columns(decoding: dict, tags: list[str] | None, args: argparse.Namespace) -> list[str]:
+    lines = []
+    for t, word in enumerate(decoding["words"]):
+        columns = [
+            word,
+            str(decoding["states"][t]),
+            str(decoding["groups"][t]),
+            f"{decoding['probabilities'][t]:.4f}",
+        ]
+        if decoding["top"]:
+            columns += [f"{state}:{probability:.4f}" for state, probability in decoding["top"][t]]
+        if tags is not None:
+            columns.append(tags[t])
+        lines.append("\t".join(columns))
+    return [*lines, ""]

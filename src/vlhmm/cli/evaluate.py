@@ -1,0 +1,78 @@
+"""`vlhmm evaluate`: perplexity with every count beside it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from vlhmm.cli.common import add_format, add_machine_options, load_run_texts, setup, token_progress, verb_parser
+
+EPILOG = """\
+FILE is a text, one sentence a line, - for standard input, or a corpus (ptb, wikitext-2, sotu: its valid and test
+splits; ptb:test for one of them). Words beyond the model's vocabulary are scored as <unk> and counted as OOV.
+
+examples:
+  vlhmm evaluate runs/ptb ptb.test.txt
+  vlhmm evaluate runs/ptb ptb --context both --format json
+  vlhmm evaluate runs/kn other.txt.gz                        baselines are evaluated by the same function
+
+Perplexity is exp(-log p / tokens); tokens are the words plus one <eos> a line. The context rule says what a line
+knows of the lines before it: reset, nothing; carry, the filtered state of one of --streams parallel streams.
+The rule the model was trained with is the default.
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """The parser of this verb, added to `subparsers`."""
+    parser = verb_parser(
+        subparsers, "evaluate", "perplexity of texts, with every count beside it", "Perplexity of texts under a trained model.", EPILOG
+    )
+    parser.add_argument("run_folder", metavar="RUN", help="a run of vlhmm train or vlhmm baseline")
+    parser.add_argument("files", metavar="FILE", nargs="+", help="a text file, - for standard input, or a corpus name")
+    parser.add_argument("--context", choices=("reset", "carry", "both"), help="default: the rule the model was trained with")
+    parser.add_argument("--streams", type=int, default=16, metavar="N", help="parallel streams under carry (default: 16)")
+    parser.add_argument("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie (default: $VLHMM_DATA)")
+    add_format(parser, "text", "json", "jsonl")
+    add_machine_options(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when every text has its perplexity."""
+    from vlhmm.errors import ConfigError
+
+    if args.streams < 1:
+        raise ConfigError(f"--streams {args.streams} must be at least 1")
+    setup(args)
+    import vlhmm
+    from vlhmm.evaluation.perplexity import evaluate
+
+    model = vlhmm.load(args.run_folder, memory=args.memory)
+    rule = args.context or getattr(model, "rule", "reset")
+    reports = []
+    for name, text in load_run_texts(model, args.files, args.data_dir):
+        for context in ("reset", "carry") if rule == "both" else (rule,):
+            with token_progress(args.quiet, name) as progress:
+                report = evaluate(model, text, context, args.streams, progress=progress)
+            reports.append({"file": name, "run": args.run_folder, **report.to_dict()})
+            if args.format == "text":
+                print(described(reports[-1]))
+            elif args.format == "jsonl":
+                print(json.dumps(reports[-1]), flush=True)
+    if args.format == "json":
+        print(json.dumps(reports[0] if len(reports) == 1 else reports))
+    return 0
+
+
+def described(r: dict[str, Any]) -> str:
+    """A report for people."""
+    streams = f" over {r['streams']} streams" if r["streams"] else ""
+    return (
+        f"{r['file']}  perplexity {r['perplexity']:.2f}  (context {r['context']}{streams})\n"
+        f"  {r['sentences']:,} sentences, {r['words']:,} words, {r['tokens']:,} tokens with <eos>; "
+        f"{r['oov']:,} OOV, {r['literal_unk']:,} literal <unk>; vocabulary {r['vocabulary_size']:,}\n"
+        f"  log-probability {r['log_likelihood']:.1f} nats, {r['bits_per_token']:.4f} bits a token, "
+        f"{r['bits_per_byte']:.4f} bits a byte, perplexity without OOV {r['perplexity_without_oov']:.2f}"
+    )

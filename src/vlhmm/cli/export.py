@@ -1,0 +1,61 @@
+"""`vlhmm export`: the model's matrices for other programs."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from vlhmm.cli.asking import Answers, load_model, note_to, query_parser
+
+EPILOG = """\
+The dense matrices: start (S,), transition (S, S), emission (S, V). They are large (2^15 states: over 5 GB),
+so the size is told before, and they are written a few rows at a time.
+
+  npz, safetensors   float32 probabilities named start, transition, emission (the default, by OUT's suffix)
+  ctrl-g             a folder that Ctrl-G's HMM class reads: alpha_exp, beta, gamma, config.json
+  hmmlearn           .npz with startprob_, transmat_, emissionprob_ in float64, for small models
+
+examples:
+  vlhmm export runs/mine mine.safetensors
+  vlhmm export runs/mine ctrlg-mine --kind ctrl-g
+  vlhmm export runs/small small.npz --kind hmmlearn
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """The parser of this verb, added to `subparsers`."""
+    parser = query_parser(
+        subparsers,
+        "export",
+        "the model's matrices for other programs",
+        "Write the model's dense matrices for other programs.",
+        EPILOG,
+        "text",
+        "json",
+    )
+    parser.add_argument("out", metavar="OUT", help="a file, or a folder for ctrl-g")
+    parser.add_argument(
+        "--kind", choices=("npz", "safetensors", "ctrl-g", "hmmlearn"), help="default: by OUT's suffix"
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when the file is written."""
+    from vlhmm.queries.export import export, export_bytes
+    from vlhmm.queries.text import gibibytes
+
+    model = load_model(args)
+    note = note_to(args.quiet)
+    size = export_bytes(model, args.kind or "npz")
+    note(
+        f"{args.out} will take {gibibytes(size)}"
+        + (": the dense matrices are large" if size > 1 << 30 else "")
+    )
+    if model.rule == "reset":
+        note("the model starts afresh after every <eos>; the matrices describe one sentence")
+    written = export(model, args.out, args.kind)
+    record = {"out": str(written.path), "kind": written.kind, "bytes": written.num_bytes, "rule": model.rule}
+    Answers(args.format, single=True)(record, f"{written.path}\t{written.kind}\t{written.num_bytes:,} bytes")
+    return 0

@@ -1,0 +1,142 @@
+"""`vlhmm infill`: gaps filled given both sides, exactly."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Any
+
+from vlhmm.cli.asking import (
+    Answers,
+    Logs,
+    add_constraint_options,
+    add_log_base,
+    constraint_of,
+    load_model,
+    memory_of,
+    note_oov,
+    note_to,
+    on_line,
+    query_parser,
+    texts_of,
+)
+from vlhmm.errors import VlhmmError
+
+EPILOG = """\
+TEXT holds [MASK] for one word, [MASK:n] for n words, [MASK:a-b] for a to b words, any number of them; -
+reads texts from standard input, one a line. Fills are conditioned on every given word left and right, and
+on the sentence ending there (--open: it may go on). A gap holds no <eos> unless --allow-eos.
+
+  --mode sample      fills drawn from p(fill | the text, the constraint), each with that probability
+  --mode best        one [MASK] of one word: the most probable word; otherwise the fill of the most probable
+                     path of words and states ("joint path"), which need not be the most probable fill
+  --mode marginals   each gap's length and each of its words by itself
+
+examples:
+  vlhmm infill runs/mine "the [MASK] of the united states"
+  vlhmm infill runs/mine "he [MASK] to the [MASK:1-4] ." -n 5 --seed 1
+  vlhmm infill runs/mine "our [MASK:2-6] ." -n 3 --must-contain trade --must-not war
+  vlhmm infill runs/mine "the [MASK] of the [MASK]" --mode marginals --top-k 5 --format json
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """The parser of this verb, added to `subparsers`."""
+    parser = query_parser(
+        subparsers,
+        "infill",
+        "fill gaps given both sides, under hard constraints",
+        "Fill the gaps of a text given everything left and right of them.",
+        EPILOG,
+    )
+    parser.add_argument("text", metavar="TEXT", help="with [MASK], [MASK:a-b]; - for standard input")
+    parser.add_argument(
+        "--mode", choices=("sample", "best", "marginals"), default="sample", help="default: sample"
+    )
+    parser.add_argument("-n", type=int, default=1, metavar="N", help="how many samples (default: 1)")
+    parser.add_argument(
+        "--top-k", type=int, default=10, metavar="K", help="words shown per place (default: 10)"
+    )
+    parser.add_argument("--open", action="store_true", help="the sentence need not end after the text")
+    parser.add_argument("--allow-eos", action="store_true", help="a gap may hold <eos>")
+    add_constraint_options(parser)
+    add_log_base(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when every text is filled."""
+    from vlhmm.queries.infill import prepare
+
+    constraint = constraint_of(args)
+    model = load_model(args)
+    logs, note = Logs(args), note_to(args.quiet)
+    several = args.text == "-"
+    single = not several and args.mode != "sample"
+    with Answers(args.format, single) as answer:
+        for number, words in texts_of(args.text):
+            note_oov(note, model.vocabulary, words)
+            try:
+                ready = prepare(
+                    model, words, constraint, args.scope, not args.open, args.allow_eos, memory_of(args)
+                )
+                about = {"rule": model.rule, "log_base": logs.name, "evidence": logs(ready.log_evidence)}
+                if ready.log_constraint is not None:
+                    about["constraint_log_prob"] = logs.number(ready.log_constraint)
+                    note(f"p(constraint | text) = {math.exp(ready.log_constraint):.3g}")
+                _ANSWERS[args.mode](args, ready, logs, about, answer)
+            except VlhmmError as error:
+                raise on_line(number, several, error) from None
+    return 0
+
+
+def _sample(args: argparse.Namespace, ready: Any, logs: Logs, about: dict, answer: Answers) -> None:
+    for fill in ready.sample(args.n, args.seed):
+        _fill(fill, "sample", {"seed": args.seed}, logs, about, answer)
+
+
+def _best(args: argparse.Namespace, ready: Any, logs: Logs, about: dict, answer: Answers) -> None:
+    best = ready.best()
+    more = {} if best.log_prob_path is None else {"path_log_prob": logs(best.log_prob_path)}
+    _fill(best.fill, best.criterion, more, logs, about, answer)
+
+
+def _fill(fill: Any, exact: str, more: dict, logs: Logs, about: dict, answer: Answers) -> None:
+    record = {
+        "text": fill.text,
+        "gaps": [" ".join(words) for words in fill.gaps],
+        "exact": exact,
+        "log_prob": logs(fill.log_prob),
+        "probability": math.exp(fill.log_prob),
+        **more,
+        **about,
+    }
+    answer(
+        record,
+        f"{math.exp(fill.log_prob):.4g}\t{fill.text}" + ("" if exact == "sample" else f"\t(exact: {exact})"),
+    )
+
+
+def _marginals(args: argparse.Namespace, ready: Any, logs: Logs, about: dict, answer: Answers) -> None:
+    gaps, lines = [], []
+    for number, gap in enumerate(ready.marginals(), start=1):
+        lengths = []
+        for length, probability in gap.lengths.items():
+            if probability == 0:
+                continue
+            places = [
+                [{"word": w.word, "probability": w.probability} for w in place.top(args.top_k or None)]
+                for place in gap.words.get(length, [])
+            ]
+            lengths.append({"length": length, "probability": probability, "places": places})
+            if len(gap.lengths) > 1:
+                lines.append(f"# gap {number}: {length} words with probability {probability:.6f}")
+            for place, words in enumerate(places, start=1):
+                lines.append(f"# gap {number}, word {place} of {length}")
+                lines += [f"{w['probability']:.6f}\t{w['word']}" for w in words]
+        gaps.append({"lengths": lengths})
+    answer({"gaps": gaps, "exact": "marginals", **about}, lines)
+
+
+_ANSWERS = {"sample": _sample, "best": _best, "marginals": _marginals}

@@ -1,0 +1,118 @@
+"""`vlhmm`: one program, a module a verb. Data goes to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+
+from vlhmm.errors import VlhmmError
+
+VERBS = {  # in the order of --help; a verb's module is imported when it is needed
+    "demo": "train and show a model on the embedded corpus, in minutes",
+    "train": "train a model on any whitespace-tokenized text",
+    "evaluate": "perplexity of texts, with every count beside it",
+    "cluster": "sort words into blocks (Brown clusters, wcluster's format)",
+    "inspect": "what a state, a word or a block stands for",
+    "score": "log-probability of sentences or tokens, streaming",
+    "next": "the exact distribution of the next word",
+    "sample": "exact samples, with or without a prompt",
+    "infill": "fill gaps given both sides, under hard constraints",
+    "decode": "hidden states of a text: best path or posteriors",
+    "spot": "the words of a text least expected given both sides",
+    "quantities": "entropy rate, probability of phrases, divergence of two models",
+    "verify": "prove exactness on your own model",
+    "export": "the model's matrices for other programs",
+    "baseline": "Kneser-Ney, feed-forward and LSTM beside it",
+    "bench": "how fast this machine trains, scores and answers",
+    "reproduce": "the paper's tables beside ours",
+}
+
+EPILOG = """\
+first steps:
+  vlhmm demo                                                  minutes, on two cores, nothing to download
+  vlhmm train train.txt --valid valid.txt --out runs/mine      your own text
+  vlhmm evaluate runs/mine test.txt
+  vlhmm infill runs/mine "he [MASK] to the [MASK:1-4] ."
+
+vlhmm VERB --help teaches a verb with examples.
+"""
+
+
+def available() -> dict[str, str]:
+    """The verbs whose modules are installed."""
+    return {verb: text for verb, text in VERBS.items() if importlib.util.find_spec(f"vlhmm.cli.{verb}")}
+
+
+def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The parser of one verb, or of all of them by name only."""
+    parser = argparse.ArgumentParser(
+        prog="vlhmm",
+        description="Very large hidden Markov language models: train, score and query, exactly.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"vlhmm {version()}")
+    subparsers = parser.add_subparsers(metavar="VERB", title="verbs", dest="verb", required=True)
+    for verb, text in available().items():
+        if verb == only:
+            importlib.import_module(f"vlhmm.cli.{verb}").add_parser(subparsers)
+        else:
+            subparsers.add_parser(verb, help=text, add_help=False)
+    return parser
+
+
+def version() -> str:
+    from importlib.metadata import version as installed
+
+    return installed("vlhmm")
+
+
+def prepare_process() -> None:
+    """Settings of this process that must stand before torch is loaded; a library import never makes them.
+
+    Idle OpenMP threads sleep instead of spinning against the kernels' own, and freed memory is kept:
+    pages fresh from the system cost more than the arithmetic done in them.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if sys.platform == "linux":
+        import ctypes
+
+        try:
+            libc = ctypes.CDLL("libc.so.6")
+            libc.mallopt(-4, 0)  # M_MMAP_MAX: large blocks from the heap too
+            libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: never handed back
+        except (OSError, AttributeError):
+            pass  # another C library: slower, nothing else
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one verb; errors are one line on standard error and an exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    prepare_process()
+    verb = next((word for word in arguments if not word.startswith("-")), None)
+    args = build_parser(verb).parse_args(arguments)
+    logging.basicConfig(format="vlhmm: %(message)s", level=logging.WARNING)
+    try:
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
+    except VlhmmError as error:
+        print(f"vlhmm: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("vlhmm: interrupted", file=sys.stderr)
+        return 130
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"vlhmm: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""`vlhmm next`: the exact distribution of the next word."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from vlhmm.cli.asking import (
+    Answers,
+    Logs,
+    add_log_base,
+    load_model,
+    note_oov,
+    note_to,
+    on_line,
+    query_parser,
+    texts_of,
+)
+from vlhmm.errors import VlhmmError
+
+EPILOG = """\
+CONTEXT is what was read so far, from the start of a sentence; nothing stands for that start itself, - for
+the lines of standard input, one context each. The whole distribution is computed and sums to one; --top-k
+says how much is shown.
+
+examples:
+  vlhmm next runs/mine "the president of the"
+  vlhmm next runs/mine "" --top-k 20                        how sentences begin
+  vlhmm next runs/mine "we the" --top-k 0 --format json     every word of the vocabulary
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """The parser of this verb, added to `subparsers`."""
+    parser = query_parser(
+        subparsers,
+        "next",
+        "the exact distribution of the next word",
+        "The exact distribution of the word after a context.",
+        EPILOG,
+    )
+    parser.add_argument(
+        "context", metavar="CONTEXT", nargs="?", default="", help="words; - for standard input"
+    )
+    parser.add_argument(
+        "--top-k", type=int, default=10, metavar="K", help="words shown, 0 for all (default: 10)"
+    )
+    add_log_base(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when every context has its next words."""
+    from vlhmm.queries.next_word import next_distribution
+
+    model = load_model(args)
+    logs, note = Logs(args), note_to(args.quiet)
+    several = args.context == "-"
+    with Answers(args.format, single=not several) as answer:
+        for number, words in texts_of(args.context):
+            note_oov(note, model.vocabulary, words)
+            try:
+                found = next_distribution(model, words)
+                best = found.top(args.top_k or None)
+            except VlhmmError as error:
+                raise on_line(number, several, error) from None
+            record = {
+                "context": " ".join(words),
+                "rule": model.rule,
+                "log_base": logs.name,
+                "entropy": logs(found.entropy),
+                "sum": float(found.probabilities.sum()),
+                "words": [
+                    {"word": w.word, "probability": w.probability, "log_prob": logs.number(w.log_prob)}
+                    for w in best
+                ],
+            }
+            lines = [f"{w.probability:.6f}\t{logs.shown(w.log_prob)}\t{w.word}" for w in best]
+            answer(record, [f"# probability\tlog base {logs.name}\tword after: {' '.join(words)}", *lines])
+    return 0

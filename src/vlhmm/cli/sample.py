@@ -1,0 +1,116 @@
+"""`vlhmm sample`: texts drawn from the model, exactly."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Any
+
+from vlhmm.cli.asking import (
+    Answers,
+    Logs,
+    add_constraint_options,
+    add_log_base,
+    constraint_of,
+    load_model,
+    memory_of,
+    note_oov,
+    note_to,
+    query_parser,
+)
+
+EPILOG = """\
+Every text is drawn from the model's own distribution, to its <eos> or to --max-tokens words. --temperature,
+--top-k and --top-p change that distribution; the answers are then marked as not exact. Constraints keep it:
+texts are drawn from the model given the constraint (and an end within --max-tokens words), and the
+constraint's own probability is told.
+
+examples:
+  vlhmm sample runs/mine -n 5 --seed 1
+  vlhmm sample runs/mine --prompt "the people of" -n 3 --scores
+  vlhmm sample runs/mine -n 3 --max-tokens 12 --must-contain peace --must-contain "our country" --must-not war
+  vlhmm sample runs/mine --prompt "we" --temperature 0.7 --top-k 40       sharper, no longer exact
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """The parser of this verb, added to `subparsers`."""
+    parser = query_parser(
+        subparsers, "sample", "exact samples, with or without a prompt", "Texts drawn from the model.", EPILOG
+    )
+    parser.add_argument("--prompt", default="", metavar="WORDS", help="how every text begins")
+    parser.add_argument("-n", type=int, default=1, metavar="N", help="how many texts (default: 1)")
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="words after the prompt, at most (default: 100; constrained: 30)",
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, help="of each next word (default: 1, the model itself)"
+    )
+    parser.add_argument("--top-k", type=int, metavar="K", help="only the K most probable next words")
+    parser.add_argument(
+        "--top-p", type=float, metavar="P", help="only the most probable next words that make up P"
+    )
+    parser.add_argument("--scores", action="store_true", help="each text's log-probability given the prompt")
+    add_constraint_options(parser)
+    add_log_base(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when the texts are drawn."""
+    from vlhmm.errors import ConfigError
+    from vlhmm.queries.sample import constrained, sample
+
+    constraint = constraint_of(args)
+    if constraint is not None and (
+        args.temperature != 1.0 or args.top_k is not None or args.top_p is not None
+    ):
+        raise ConfigError(
+            "a constraint is kept exactly and takes no --temperature, --top-k or --top-p; drop one"
+        )
+    model = load_model(args)
+    logs, note = Logs(args), note_to(args.quiet)
+    note_oov(note, model.vocabulary, args.prompt.split())
+    about: dict[str, Any] = {}
+    if constraint is not None:
+        ready = constrained(
+            model, args.prompt, constraint, args.max_tokens or 30, args.scope, memory_of(args)
+        )
+        about = {"constraint_log_prob": logs.number(ready.log_constraint)}
+        note(f"p(constraint | prompt, an end in time) = {math.exp(ready.log_constraint):.3g}")
+        drawn = ready.draw(args.n, args.seed)
+    else:
+        drawn = sample(
+            model,
+            args.n,
+            args.prompt,
+            100 if args.max_tokens is None else args.max_tokens,
+            args.temperature,
+            args.top_k,
+            args.top_p,
+            scores=args.scores,
+            seed=args.seed,
+        )
+    if not drawn[0].exact:
+        note("temperature, top-k or top-p: these are not exact samples of the model")
+    with Answers(args.format) as answer:
+        for text in drawn:
+            record: dict[str, Any] = {
+                "text": text.text,
+                "ended": text.ended,
+                "exact": text.exact,
+                "rule": model.rule,
+                "seed": args.seed,
+                **about,
+            }
+            line = text.text
+            if text.log_prob is not None:
+                record |= {"log_prob": logs.number(text.log_prob), "log_base": logs.name}
+                if args.scores:
+                    line = f"{logs.shown(text.log_prob)} (log base {logs.name})\t{line}"
+            answer(record, line)
+    return 0

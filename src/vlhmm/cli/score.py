@@ -1,0 +1,76 @@
+"""`vlhmm score`: log-probability per sentence or per token, a line at a time."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from vlhmm.cli.asking import Answers, Logs, add_log_base, load_model, note_to, query_parser
+
+EPILOG = """\
+FILE is a text, one sentence a line (.gz too); standard input without it. Lines are answered as they come
+and memory does not grow with the text. A line's score counts the <eos> after it. Under the context rule
+reset every line is scored by itself; under carry it goes on from the line before (one stream).
+
+examples:
+  echo "we the people" | vlhmm score runs/mine
+  vlhmm score runs/mine test.txt --per token --log-base 10        word=id log-probability, as KenLM's query
+  vlhmm score runs/mine test.txt --format jsonl | head -3
+  sort -u candidates.txt | vlhmm score runs/mine --format jsonl   rerank: an object a line, in this order
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """The parser of this verb, added to `subparsers`."""
+    parser = query_parser(
+        subparsers,
+        "score",
+        "log-probability of sentences or tokens, streaming",
+        "Log-probability of every sentence or token of a text.",
+        EPILOG,
+    )
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?", default="-", help="a text file (default: standard input)"
+    )
+    parser.add_argument("--per", choices=("sentence", "token"), default="sentence", help="default: sentence")
+    add_log_base(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when every line has its score."""
+    from vlhmm.data.text import read_lines
+    from vlhmm.queries.score import score_lines
+
+    model = load_model(args)
+    logs = Logs(args)
+    sentences = tokens = oov = 0
+    total = 0.0
+    with Answers(args.format) as answer:
+        for number, scored in enumerate(score_lines(model, read_lines(args.file)), start=1):
+            record: dict[str, Any] = {
+                "line": number,
+                "log_prob": logs.number(scored.log_prob),
+                "log_base": logs.name,
+                "tokens": scored.num_tokens,
+                "oov": scored.num_oov,
+                "literal_unk": scored.num_unk,
+            }
+            text = f"Total: {logs.shown(scored.log_prob)} (log base {logs.name}) OOV: {scored.num_oov}"
+            if args.per == "token":
+                record["words"] = [
+                    {"word": t.word, "id": t.id, "log_prob": logs.number(t.log_prob), "oov": t.oov}
+                    for t in scored.tokens
+                ]
+                text = "\t".join(
+                    [*(f"{t.word}={t.id} {logs.shown(t.log_prob)}" for t in scored.tokens), text]
+                )
+            answer(record, text)
+            sentences, tokens, oov = sentences + 1, tokens + scored.num_tokens, oov + scored.num_oov
+            total += scored.log_prob
+    note_to(args.quiet)(
+        f"{sentences:,} sentences, {tokens:,} tokens with <eos>, {oov:,} OOV, log-probability "
+        f"{logs(total):.2f} (log base {logs.name}), context {model.rule}"
+    )
+    return 0

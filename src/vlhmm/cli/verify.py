@@ -1,0 +1,59 @@
+"""`vlhmm verify`: exactness, shown on the user's own model."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from vlhmm.cli.asking import Answers, load_model, note_to, query_parser
+
+EPILOG = """\
+Each check compares two ways to one number that share as little as possible, on texts drawn from the model
+itself: next words sum to one, the chain rule gives the score, posteriors and best paths equal those from
+writing out every path of a short string, the posterior of a reduced vocabulary equals rescoring, messages
+from the right equal those from the left, float32 equals float64. The largest deviation of each is printed;
+one out of bounds makes the exit code 1.
+
+examples:
+  vlhmm verify runs/mine
+  vlhmm verify runs/mine --texts 10 --seed 7 --format json
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """The parser of this verb, added to `subparsers`."""
+    parser = query_parser(
+        subparsers,
+        "verify",
+        "prove exactness on your own model",
+        "Show on a trained model that its answers are exact.",
+        EPILOG,
+        "text",
+        "json",
+    )
+    parser.add_argument(
+        "--texts", type=int, default=3, metavar="N", help="texts drawn to check on (default: 3)"
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when every check is within its bounds, 1 otherwise."""
+    from vlhmm.errors import ConfigError
+    from vlhmm.queries.verify import verify
+
+    if args.texts < 1:
+        raise ConfigError(f"--texts {args.texts}: expected at least 1")
+    model = load_model(args)
+    note = note_to(args.quiet)
+    checks = verify(model, args.texts, args.seed, lambda name: note(f"checking: {name}"))
+    passed = all(check.passed for check in checks)
+    record = {"passed": passed, "checks": [{**check._asdict(), "passed": check.passed} for check in checks]}
+    lines = [
+        f"{'ok  ' if check.passed else 'FAIL'}  {check.name:<52}  largest deviation {check.deviation:.2e}  "
+        f"bound {check.bound:.0e}  {check.cases:,} numbers"
+        for check in checks
+    ]
+    Answers(args.format, single=True)(record, [*lines, "all exact" if passed else "OUT OF BOUNDS"])
+    return 0 if passed else 1

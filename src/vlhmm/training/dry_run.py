@@ -1,0 +1,44 @@
+"""What a run would cost, measured by a few real steps that leave nothing behind."""
+
+import resource
+import tempfile
+import time
+from typing import Any
+
+from vlhmm.blocks.structure import Blocks
+from vlhmm.data.corpora import Corpus
+from vlhmm.training.config import RunConfig
+from vlhmm.training.make_blocks import make_blocks
+from vlhmm.training.run_folder import RunFolder
+from vlhmm.training.trainer import Trainer
+
+
+def dry_run(
+    corpus: Corpus, config: RunConfig, blocks: Blocks | None, device: str, memory: int | None, seconds: float = 10.0
+) -> dict[str, Any]:
+    """Parameters, peak memory and seconds an epoch, from two steps or `seconds` of training."""
+    if blocks is None:
+        blocks = make_blocks(config.model, corpus.train.tokens, corpus.vocabulary, config.training.seed)
+    with tempfile.TemporaryDirectory() as scratch:
+        trainer = Trainer(corpus, config, RunFolder(scratch), blocks, device, memory)
+        trainer.run_step()  # compiles kernels and touches memory: not counted
+        began, first = time.perf_counter(), trainer.step
+        while trainer.step == first or time.perf_counter() - began < seconds / 2:
+            trainer.run_step()
+        per_step = (time.perf_counter() - began) / (trainer.step - first)
+        began = time.perf_counter()
+        trainer.check()
+        per_check = time.perf_counter() - began
+    checks = trainer.total_steps / trainer.check_every
+    total = per_step * trainer.total_steps + per_check * checks
+    return {
+        "parameters": sum(p.numel() for p in trainer.hmm.parameters()),
+        "num_states": blocks.num_real_states,
+        "num_blocks": blocks.num_groups,
+        "memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        "seconds_per_step": per_step,
+        "seconds_per_epoch": total / config.training.epochs,
+        "seconds_total": total,
+        "epochs": config.training.epochs,
+        "steps": trainer.total_steps,
+    }

@@ -1,0 +1,129 @@
+"""A small HMM held as dense matrices that answers what `Tables` answers: the queries' other model to be
+tested on."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vlhmm.data.vocabulary import Vocabulary
+
+WORDS = ("a", "b", "c", "d", "e", "f")
+
+
+class DenseTables:
+    """`Tables` from start (S,), A (S, S) and O (S, V), by plain matrix products."""
+
+    def __init__(self, start, transition, emission, group_of_word, states_of_group, dtype=torch.float64):
+        self.dtype, self.device = dtype, torch.device("cpu")
+        self.matrices = (start, transition, emission)
+        self.start = torch.tensor(start, dtype=dtype)
+        self.A, self.O = (torch.tensor(m, dtype=dtype) for m in (transition, emission))
+        self.group_of_word = torch.tensor(group_of_word)
+        self.states_of_group = torch.tensor(states_of_group)
+        self.num_groups, self.states_per_block = self.states_of_group.shape
+        self.num_states, self.vocab_size = self.O.shape
+        words = torch.arange(self.vocab_size)[:, None]
+        self.emission = self.O[self.states_of_group[self.group_of_word], words]
+
+    def double(self):
+        return DenseTables(*self.matrices, self.group_of_word.tolist(), self.states_of_group.tolist())
+
+    def _spread(self, groups: Tensor, rows: Tensor) -> Tensor:
+        dense = rows.new_zeros(len(groups), self.num_states)
+        for i, group in enumerate(groups.tolist()):
+            dense[i].index_add_(0, self.states_of_group[group], rows[i])
+        return dense
+
+    def advance(self, alpha):
+        return alpha @ self.A
+
+    def advance_from(self, groups, alpha):
+        return self._spread(groups, alpha) @ self.A
+
+    def retreat(self, beta):
+        return beta @ self.A.T
+
+    def retreat_to(self, groups, beta):
+        return self._spread(groups, beta) @ self.A.T
+
+    def tile(self, g, g2):
+        return self.A[self.states_of_group[g]][:, self.states_of_group[g2]]
+
+    def tiles(self, sources, targets):
+        return torch.stack(
+            [self.tile(g, g2) for g, g2 in zip(sources.tolist(), targets.tolist(), strict=True)]
+        )
+
+    def emit(self, predicted):
+        return predicted @ self.O
+
+    def rows(self, states):
+        return self.A[states]
+
+    def dense(self):
+        return self.A, self.O
+
+
+class DenseModel:
+    """What the queries ask of a model: tables, a vocabulary and a rule."""
+
+    def __init__(self, tables, vocabulary, rule):
+        self.tables, self.vocabulary, self.rule = tables, vocabulary, rule
+
+
+def random_model(
+    seed: int,
+    num_words: int = 3,
+    num_groups: int = 2,
+    size: int = 2,
+    kind: str = "partition",
+    rule: str = "reset",
+    dtype=torch.float64,
+) -> DenseModel:
+    """A random model of `num_words` words, <unk> and <eos>; kinds: partition, dead, uniform, zeros.
+
+    "dead": slots that are never entered. "uniform": every word has its own subset of the states, overlapping.
+    "zeros": a partition with exact zeros in A and O.
+    """
+    random = np.random.default_rng(seed)
+    vocabulary = Vocabulary((*WORDS[:num_words], "<unk>", "<eos>"))
+    num_types = len(vocabulary)
+    if kind == "uniform":
+        num_states = max(size, num_groups * size - 1)
+        group_of_word = np.arange(num_types)
+        states_of_group = np.stack(
+            [np.sort(random.choice(num_states, size, replace=False)) for _ in range(num_types)]
+        )
+    else:
+        num_groups = min(num_groups, num_types)
+        num_states = num_groups * size
+        group_of_word = np.concatenate(
+            [np.arange(num_groups), random.integers(num_groups, size=num_types - num_groups)]
+        )
+        random.shuffle(group_of_word)
+        states_of_group = np.arange(num_states).reshape(num_groups, size)
+    allowed = np.zeros((num_states, num_types), dtype=bool)
+    for word, group in enumerate(group_of_word):
+        allowed[states_of_group[group], word] = True
+    emission = random.gamma(0.7, size=(num_states, num_types)) * allowed
+    transition = random.gamma(0.7, size=(num_states, num_states))
+    start = random.gamma(0.7, size=num_states)
+    if kind == "zeros":
+        transition *= random.random(transition.shape) < 0.7
+        emission *= (random.random(emission.shape) < 0.8) | (allowed.sum(1, keepdims=True) == 1)
+        start *= random.random(num_states) < 0.7
+    enterable = emission.sum(1) > 0
+    if kind == "dead":
+        enterable[states_of_group[: num_groups - 1, -1]] &= size == 1
+    if not enterable.any():
+        enterable[:] = emission.sum(1) > 0
+    transition *= enterable
+    start *= enterable
+    transition[transition.sum(1) == 0] = enterable
+    start = start if start.sum() else enterable.astype(float)
+    emission[emission.sum(1) == 0, 0] = 0
+    transition /= transition.sum(1, keepdims=True)
+    start /= start.sum()
+    emission /= np.maximum(emission.sum(1, keepdims=True), 1e-300)
+    tables = DenseTables(start, transition, emission, group_of_word.tolist(), states_of_group.tolist(), dtype)
+    return DenseModel(tables, vocabulary, rule)

@@ -1,0 +1,254 @@
+"""Every kind of model against its own definition written out densely, with and without state dropout."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from models import KINDS, VOCABULARY, small_blocks, small_hmm
+from torch.testing import assert_close
+
+from vlhmm.blocks.structure import Blocks
+from vlhmm.data.batches import Batch
+from vlhmm.errors import ConfigError
+from vlhmm.model.config import ModelConfig
+from vlhmm.model.hmm import HMM, Kept
+from vlhmm.model.language_model import HMMLanguageModel
+from vlhmm.model.state_dropout import num_kept, sample_columns, sample_kept
+from vlhmm.model.tables import Tables
+from vlhmm.model.transitions import BlockFactored
+from vlhmm.training.expectation import expectation, expected_log_likelihood, prepare
+
+EXACT = dict(rtol=1e-10, atol=1e-12)  # float64
+
+
+def dense_by_definition(hmm, blocks, kept=None):
+    """(π, A, O) of the (reduced) model as plain differentiable matrices, from the formulas of the paper."""
+    potentials = hmm.potentials(kept)
+    transition, size = potentials.transition, potentials.log_emission.shape[1]
+    num_states = blocks.num_states if not blocks.partition else blocks.num_groups * size
+    groups = blocks.states_of_group if not blocks.partition else np.arange(num_states).reshape(-1, size)
+    enterable = torch.ones(num_states, dtype=torch.bool)
+    if transition.enterable is not None:
+        enterable = transition.enterable.flatten()
+    if isinstance(transition, BlockFactored):
+        rows = []
+        for z in range(num_states):
+            m, i = divmod(z, size)
+            row = []
+            for to in range(blocks.num_groups):
+                if transition.logits is not None:
+                    scores = transition.logits[m, to, i]
+                else:
+                    scores = transition.target[to] @ transition.source[m, i]
+                weights = scores.exp() * enterable.view(-1, size)[to]
+                row.append(transition.log_block[m, i, to].exp() * weights / weights.sum())
+            rows.append(torch.cat(row))
+        matrix = torch.stack(rows)
+    else:
+        scores = transition.logits if transition.logits is not None else transition.source @ transition.target.T
+        weights = scores.exp() * enterable
+        matrix = weights / weights.sum(1, keepdim=True)
+    start = torch.zeros(num_states, dtype=matrix.dtype)
+    emission = torch.zeros(num_states, blocks.vocab_size, dtype=matrix.dtype)
+    for word, group in enumerate(blocks.group_of_word):
+        for slot, state in enumerate(groups[group]):
+            start = start.index_fill(0, torch.tensor(state), 0) + torch.nn.functional.one_hot(
+                torch.tensor(state), num_states
+            ) * potentials.log_start[group, slot].exp()
+            mark = torch.zeros_like(emission)
+            mark[state, word] = 1
+            emission = emission + mark * potentials.log_emission[word, slot].exp()
+    return start, matrix, emission
+
+
+def log_likelihood_by_definition(dense, sentence):
+    start, matrix, emission = dense
+    message = start * emission[:, sentence[0]]
+    for word in sentence[1:]:
+        message = (message @ matrix) * emission[:, word]
+    return message.sum().log()
+
+
+def keep(hmm, blocks, seed=3, dropout=0.5):
+    generator = torch.Generator().manual_seed(seed)
+    if not blocks.partition:
+        return Kept(columns=sample_columns(torch.from_numpy(blocks.states_of_group), blocks.num_states, dropout, generator))
+    slots, alive = sample_kept(hmm.num_alive, blocks.states_per_group, dropout, generator)
+    return Kept(slots=slots, num_alive=alive)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dropped", [False, True])
+def test_distributions_are_normalized(kind, dropped):
+    hmm, blocks = small_hmm(kind)
+    start, matrix, emission = dense_by_definition(hmm, blocks, keep(hmm, blocks) if dropped else None)
+    assert_close(start.sum().item(), 1.0, **EXACT)
+    assert_close(matrix.sum(1), torch.ones(len(matrix)).double(), **EXACT)
+    assert_close(emission.sum(1), torch.ones(len(matrix)).double(), **EXACT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_equal_the_definition(kind):
+    hmm, blocks = small_hmm(kind)
+    start, matrix, emission = dense_by_definition(hmm, blocks)
+    tables = Tables(hmm.potentials(), blocks)
+    dense_matrix, dense_emission = tables.dense()
+    assert_close(tables.start, start, **EXACT)
+    assert_close(dense_matrix, matrix, **EXACT)
+    assert_close(dense_emission, emission, **EXACT)
+    groups = torch.from_numpy(blocks.states_of_group)
+    for a, b in itertools.product(range(blocks.num_groups), repeat=2):
+        assert_close(tables.tile(a, b), matrix[groups[a]][:, groups[b]], **EXACT)
+    generator = torch.Generator().manual_seed(0)
+    alpha = torch.rand(2, len(start), generator=generator, dtype=torch.float64)
+    assert_close(tables.advance(alpha), alpha @ matrix, **EXACT)
+    assert_close(tables.retreat(alpha), alpha @ matrix.T, **EXACT)
+    assert_close(tables.emit(alpha), alpha @ emission, **EXACT)
+    some = torch.tensor([blocks.num_groups - 1, 0])
+    part = torch.rand(2, groups.shape[1], generator=generator, dtype=torch.float64)
+    spread = torch.zeros(2, len(start), dtype=torch.float64).scatter_(1, groups[some], part)
+    assert_close(tables.advance_from(some, part), spread @ matrix, **EXACT)
+    assert_close(tables.retreat_to(some, part), spread @ matrix.T, **EXACT)
+    assert_close(tables.double().dense()[0], matrix, **EXACT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dropped", [False, True])
+def test_expected_counts_give_the_gradient_of_the_marginal_likelihood(kind, dropped):
+    hmm, blocks = small_hmm(kind)
+    kept = keep(hmm, blocks) if dropped else None
+    sentences = [[2, 5, 3, 0], [4, 0], [6, 6, 2, 1, 0]]
+    dense = dense_by_definition(hmm, blocks, kept)
+    plain = sum(log_likelihood_by_definition(dense, s) for s in sentences)
+    names = [name for name, _ in hmm.named_parameters()]
+    expected = torch.autograd.grad(plain, list(hmm.parameters()), allow_unused=True)
+
+    tokens = torch.zeros(3, 5, dtype=torch.long)
+    for row, sentence in zip(tokens, sentences, strict=True):
+        row[: len(sentence)] = torch.tensor(sentence)
+    restart = torch.zeros(3, 5, dtype=torch.bool)
+    restart[:, 0] = True
+    batch = Batch(tokens, torch.tensor([len(s) for s in sentences]), restart, False)
+    prepared = prepare([batch], torch.from_numpy(blocks.group_of_word), blocks.num_groups)
+    potentials = hmm.potentials(kept)
+    found = expectation(potentials, prepared)
+    assert math.isclose(found.log_likelihood, plain.item(), rel_tol=1e-11)
+    expected_log_likelihood(potentials, found.counts, found.pairs).backward()
+    for name, parameter, gradient in zip(names, hmm.parameters(), expected, strict=True):
+        ours = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        theirs = torch.zeros_like(parameter) if gradient is None else gradient
+        assert_close(ours, theirs, rtol=1e-8, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_language_model_sums_every_state_path(kind):
+    hmm, blocks = small_hmm(kind)
+    model = HMMLanguageModel(VOCABULARY, Tables(hmm.potentials(), blocks))
+    dense = dense_by_definition(hmm, blocks)
+    for sentence in ([2], [3, 5, 0], [6, 1, 2, 2, 4]):
+        tokens = torch.tensor([sentence])
+        log_prob, _ = model.score(tokens, torch.tensor([len(sentence)]), model.start(1))
+        expected = log_likelihood_by_definition(dense, sentence).item()
+        assert math.isclose(log_prob.sum().item(), expected, rel_tol=1e-11)
+
+
+def test_scoring_within_a_small_memory_budget_changes_nothing():
+    hmm, blocks = small_hmm("block-factored")
+    tables = Tables(hmm.potentials(), blocks)
+    tokens = torch.tensor([[2, 3, 4, 5, 6, 1, 2, 0, 3, 3], [6, 5, 4, 3, 2, 1, 1, 0, 2, 4]])
+    lengths = torch.tensor([10, 9])
+    plenty = HMMLanguageModel(VOCABULARY, tables)
+    scarce = HMMLanguageModel(VOCABULARY, tables, memory=2 * 4 * 4 * 8)  # two tiles
+    a, carry_a = plenty.score(tokens, lengths, plenty.start(2))
+    b, carry_b = scarce.score(tokens, lengths, scarce.start(2))
+    assert_close(a, b, **EXACT)
+    assert_close(carry_a.alpha, carry_b.alpha, **EXACT)
+    with pytest.raises(ConfigError, match="raise --memory"):
+        HMMLanguageModel(VOCABULARY, tables, memory=10)
+
+
+def test_permuted_slots_change_nothing():
+    hmm, blocks = small_hmm("paper")
+    twin, _ = small_hmm("paper")
+    with torch.no_grad():
+        twin.embedding.state[:, [0, 1, 2, 3]] = hmm.embedding.state[:, [2, 0, 3, 1]]
+    tokens, lengths = torch.tensor([[2, 5, 3, 6, 0]]), torch.tensor([5])
+    scores = []
+    for model in (hmm, twin):
+        lm = HMMLanguageModel(VOCABULARY, Tables(model.potentials(), blocks))
+        scores.append(lm.score(tokens, lengths, lm.start(1))[0])
+    assert_close(*scores, **EXACT)
+
+
+def test_parameter_counts_are_those_of_the_released_configuration():
+    words = np.arange(10_001) % 128
+    hmm = HMM(ModelConfig(), Blocks.partition_of(words, 128, 256))
+    assert sum(p.numel() for p in hmm.parameters()) == 11_355_410
+    half = HMM(ModelConfig(num_states=2**14, embedding="factored"), Blocks.partition_of(words, 128, 128))
+    assert round(sum(p.numel() for p in half.parameters()) / 1e6, 1) == 5.6  # the paper's "+ block emb" row
+
+
+@pytest.mark.parametrize("kind", ["paper", "block-factored-coded", "scalar"])
+def test_first_loss_is_about_log_vocabulary(kind):
+    words = np.arange(400) % 8
+    blocks = Blocks.partition_of(words, 8, 16)
+    settings = {"num_states": 128, "num_blocks": 8, "hidden_size": 64, **KINDS[kind]}
+    hmm = HMM(ModelConfig(**settings), blocks)
+    tables = Tables(hmm.potentials(), blocks)
+    alpha = tables.start[None]
+    log_prob = tables.emit(alpha).log()
+    assert abs(-log_prob.mean().item() - math.log(400)) < 0.7
+
+
+@pytest.mark.parametrize("dropout,expected", [(0.0, 8), (0.5, 4), (0.75, 2), (0.99, 1)])
+def test_dropout_keeps_its_share(dropout, expected):
+    slots, alive = sample_kept(torch.tensor([8, 8, 8]), 8, dropout, torch.Generator().manual_seed(0))
+    assert slots.shape == (3, expected) and (alive == expected).all()
+    for row in slots.tolist():
+        assert row == sorted(set(row))
+
+
+def test_dropped_columns_leave_every_word_a_state():
+    states_of_word = torch.tensor([[0, 1], [2, 3], [4, 5], [6, 7]])
+    for seed in range(50):
+        keep = sample_columns(states_of_word, 8, 0.75, torch.Generator().manual_seed(seed))
+        assert keep[states_of_word].any(dim=1).all() and 4 <= keep.sum() <= 5
+
+
+def test_dropout_is_uniform_without_replacement():
+    seen = torch.zeros(6)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3000):
+        slots, _ = sample_kept(torch.tensor([6]), 6, 0.5, generator)
+        seen[slots[0]] += 1
+    chi2 = ((seen - 1500) ** 2 / 1500).sum()
+    assert chi2 < 20.5  # 99.9% of chi-square with 5 degrees of freedom
+
+
+def test_dropout_keeps_shares_of_uneven_blocks():
+    slots, alive = sample_kept(torch.tensor([8, 4, 1]), 8, 0.5, torch.Generator().manual_seed(1))
+    assert alive.tolist() == [4, 2, 1]
+    assert (slots[1, :2] < 4).all() and slots[2, 0] == 0
+
+
+def test_zero_dropout_equals_none():
+    hmm, blocks = small_hmm("block-factored-coded")
+    slots, alive = sample_kept(hmm.num_alive, blocks.states_per_group, 0.0, torch.Generator().manual_seed(0))
+    with_mask = dense_by_definition(hmm, blocks, Kept(slots=slots, num_alive=alive))
+    for a, b in zip(with_mask, dense_by_definition(hmm, blocks), strict=True):
+        assert_close(a, b, **EXACT)
+
+
+def test_refusals():
+    with pytest.raises(ConfigError, match="in \\[0, 1\\)"):
+        num_kept(8, 1.0)
+    with pytest.raises(ConfigError, match="not a multiple.*take 896 or 1024 states"):
+        ModelConfig(num_states=1000, num_blocks=128)
+    with pytest.raises(ConfigError, match="use transition=softmax"):
+        ModelConfig(constraint="uniform", transition="block-factored")
+    hmm, blocks = small_hmm("paper")
+    with pytest.raises(ConfigError, match="different runs"):
+        HMMLanguageModel(type(VOCABULARY)(VOCABULARY.words[:-1]), Tables(hmm.potentials(), blocks))
+    assert small_blocks("paper").num_states == 12

@@ -1,0 +1,349 @@
+"""Training: it learns, it goes on after any kill to the same bits, and it refuses what does not fit."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models import small_hmm
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from vlhmm.config import override
+from vlhmm.data.corpora import Corpus, load_texts
+from vlhmm.data.text import encode
+from vlhmm.data.vocabulary import EOS, UNK, Vocabulary
+from vlhmm.errors import CheckpointError, ConfigError, TrainingError
+from vlhmm.evaluation.perplexity import perplexity
+from vlhmm.experiments.presets import PRESETS, preset
+from vlhmm.training import trainer as trainer_module
+from vlhmm.training.config import TrainingConfig
+from vlhmm.training.expectation import expectation, expected_log_likelihood, prepare
+from vlhmm.training.plan import make_plan
+from vlhmm.training.schedule import Plateau, rate_at
+from vlhmm.training.trainer import Trainer, load_hmm, train
+
+
+def toy_lines(count: int, seed: int) -> list[list[str]]:
+    """Sentences of a small grammar with memory: subjects agree with verbs three words later."""
+    draw = random.Random(seed)
+    lines = []
+    for _ in range(count):
+        one = draw.random() < 0.5
+        line = ["the", draw.choice(["big", "small"]), draw.choice(["cat", "dog"]) if one else draw.choice(["cats", "dogs"])]
+        lines.append([*line, draw.choice(["here", "there"]), "runs" if one else "run", "."])
+    return lines
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory) -> Corpus:
+    folder = tmp_path_factory.mktemp("toy")
+    for name, count, seed in (("train", 400, 1), ("valid", 60, 2)):
+        (folder / f"{name}.txt").write_text("\n".join(map(" ".join, toy_lines(count, seed))) + "\n")
+    return load_texts(folder / "train.txt", folder / "valid.txt")
+
+
+def tiny(*changes: str):
+    return override(preset("tiny"), ["model.num_states=32", "model.num_blocks=4", *changes])
+
+
+def final_weights(path) -> dict[str, torch.Tensor]:
+    return load_file(path / "model.safetensors")
+
+
+def assert_same_bits(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+GRADIENT = [
+    "training.method=gradient", "training.batch=streams", "training.num_streams=4", "training.segment_length=16",
+    "training.epochs=4", "training.checks_per_epoch=1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        GRADIENT,
+        [*GRADIENT, "training.context=carry", "training.accumulate=3"],
+        ["model.transition=softmax", "model.slot_code=0"],
+        [*GRADIENT, "model.transition=softmax", "model.embedding=independent"],
+        ["model.parameterization=scalar", "training.rate=0.1"],
+        ["training.optimizer=closed-form", "model.parameterization=scalar", "training.state_dropout=0", "training.smoothing=0.5"],
+        ["training.optimizer=closed-form", "model.parameterization=scalar", "training.state_dropout=0", "training.smoothing=0.5",
+         "model.transition=softmax"],
+        ["model.constraint=uniform", "model.states_per_word=8", "model.transition=softmax", "model.embedding=independent",
+         "training.epochs=20", "model.slot_code=0"],
+        ["training.em_tokens=700", "training.epochs=4", "training.average=0.9"],
+        ["training.batch=streams", "training.context=carry", "training.num_streams=8", "training.segment_length=100"],
+        ["model.allocation=tokens", "model.num_states=64"],
+    ],
+    ids=["em", "gradient", "gradient-carry", "em-softmax", "gradient-softmax", "em-scalar", "closed-form",
+         "closed-form-softmax", "uniform", "em-share", "em-carry", "uneven"],
+)  # fmt: skip
+def test_every_way_of_training_beats_the_unigram(toy, tmp_path, changes):
+    result = train(toy, tiny(*changes), tmp_path / "run")
+    counts = np.bincount(toy.train.tokens, minlength=len(toy.vocabulary)) + 0.1
+    log_unigram = np.log(counts / counts.sum())
+    unigram = perplexity(log_unigram[toy.valid.tokens].sum(), toy.valid.num_tokens)
+    assert result.finished
+    assert result.best_valid < 0.6 * unigram
+
+
+def test_resuming_at_any_step_gives_the_same_bits(toy, tmp_path):
+    for name, changes in {"em": [], "gradient": [*GRADIENT, "training.schedule=plateau", "training.average=0.9"]}.items():
+        config = tiny(*changes)
+        whole = train(toy, config, tmp_path / name)
+        steps = 0
+
+        def stop_now() -> bool:
+            nonlocal steps
+            steps += 1
+            return steps % 4 == 0
+
+        for _ in range(100):
+            if train(toy, config, tmp_path / f"{name}-parts", should_stop=stop_now).finished:
+                break
+        assert_same_bits(final_weights(tmp_path / name), final_weights(tmp_path / f"{name}-parts"))
+        finals = [load_file(next((tmp_path / run / "checkpoint").glob("*.safetensors"))) for run in (name, f"{name}-parts")]
+        assert_same_bits(*finals)
+        events = [
+            [{k: v for k, v in json.loads(line).items() if k not in ("seconds", "tokens_per_second")} for line in path.read_text().splitlines()]
+            for path in (tmp_path / name / "journal.jsonl", tmp_path / f"{name}-parts" / "journal.jsonl")
+        ]
+        assert events[0] == events[1] and whole.finished
+
+
+def test_kill_at_random_moments_then_the_same_command(toy, tmp_path):
+    """kill -9 at five random moments of a run; rerun each time; the final weights are those of an undisturbed run."""
+    for name in ("train", "valid"):
+        text = getattr(toy, name)
+        lines = [" ".join(toy.vocabulary.decode(text.sentence(i)[:-1])) for i in range(text.num_sentences)]
+        (tmp_path / f"{name}.txt").write_text("\n".join(lines) + "\n")
+
+    def command(out: str) -> list[str]:
+        return [
+            sys.executable, "-m", "vlhmm", "train", str(tmp_path / "train.txt"), "--valid", str(tmp_path / "valid.txt"),
+            "--preset", "tiny", "--states", "32", "--blocks", "4", "--epochs", "150", "--out", str(tmp_path / out),
+            "--set", "training.checkpoint_seconds=0.01", "--quiet", "--threads", "1",
+        ]  # fmt: skip
+
+    subprocess.run(command("whole"), check=True, capture_output=True)
+    draw, kills = random.Random(0), 0
+    while kills < 5:
+        process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        waited = time.monotonic()
+        state = tmp_path / "killed" / "checkpoint" / "state.json"
+        before = state.read_bytes() if state.exists() else b""
+        while process.poll() is None and time.monotonic() - waited < 60:
+            if state.exists() and state.read_bytes() != before:  # it has come further than the last time
+                time.sleep(draw.random() * 0.3)
+                break
+            time.sleep(0.005)
+        if process.poll() is not None:
+            break  # finished before it could be killed
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+    subprocess.run(command("killed"), check=True, capture_output=True)
+    assert kills >= 3
+    assert_same_bits(final_weights(tmp_path / "whole"), final_weights(tmp_path / "killed"))
+
+
+def sample_text(start, matrix, emission, count, vocabulary, rng) -> list[list[str]]:
+    """Sentences drawn from an HMM given by dense tables; word 0 is <eos>."""
+    lines = []
+    for _ in range(count):
+        state, line = rng.choice(len(start), p=start), []
+        while True:
+            word = rng.choice(emission.shape[1], p=emission[state])
+            if word == 0:
+                break
+            line.append(vocabulary.words[word])
+            state = rng.choice(len(start), p=matrix[state])
+        lines.append(line)
+    return lines
+
+
+def test_comes_within_two_percent_of_a_known_hmm():
+    """Text drawn from a known 4-state HMM: the trained model's perplexity is near that HMM's own on held-out text."""
+    rng = np.random.default_rng(0)
+    vocabulary = Vocabulary((EOS, UNK, "a", "b", "c", "d", "e", "f"))
+    matrix = np.array([[0.8, 0.1, 0.05, 0.05], [0.1, 0.1, 0.7, 0.1], [0.1, 0.7, 0.1, 0.1], [0.3, 0.3, 0.3, 0.1]])
+    start = np.array([0.7, 0.1, 0.1, 0.1])
+    emission = np.array(
+        [[0.05, 0, 0.6, 0.3, 0.05, 0, 0, 0], [0.1, 0, 0, 0, 0.7, 0.2, 0, 0], [0.1, 0, 0, 0, 0, 0.1, 0.6, 0.2], [0.3, 0, 0.1, 0.1, 0.1, 0.1, 0.1, 0.2]]
+    )
+    texts = [encode(sample_text(start, matrix, emission, n, vocabulary, rng), vocabulary) for n in (4000, 500, 800)]
+    corpus = Corpus("known", vocabulary, *texts)
+    config = override(
+        preset("tiny"),
+        ["model.constraint=none", "model.num_blocks=1", "model.num_states=8", "training.epochs=80", "training.state_dropout=0",
+         "model.slot_code=0", "training.checks_per_epoch=0.1", "training.m_steps=3"],
+    )  # fmt: skip
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        train(corpus, config, folder)
+        import vlhmm
+        from vlhmm.evaluation.perplexity import evaluate
+
+        ours = evaluate(vlhmm.load(folder), corpus.test, "reset").perplexity
+    total = 0.0
+    for i in range(corpus.test.num_sentences):
+        message = start
+        for t, word in enumerate(corpus.test.sentence(i)):
+            message = (message @ matrix if t else message) * emission[:, word]
+            total += math.log(message.sum())
+            message = message / message.sum()
+    theirs = perplexity(total, corpus.test.num_tokens)
+    assert theirs * 0.98 < ours < theirs * 1.02
+
+
+def test_em_m_steps_raise_the_likelihood(toy):
+    """Generalized EM: after optimizer steps on the counts of an E-step the marginal likelihood itself is higher."""
+    config = tiny("training.state_dropout=0", "training.rate=0.003", "training.warmup_steps=0", "training.epochs=100")
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = trainer_module.RunFolder(scratch)
+        blocks = trainer_module.make_blocks(config.model, toy.train.tokens, toy.vocabulary, 0)
+        run = Trainer(toy, config, folder, blocks, "cpu", None)
+        seen = []
+        for _ in range(5):
+            run.log_likelihood = 0.0
+            run.run_step()
+            seen.append(run.log_likelihood)
+    assert seen == sorted(seen) and seen[-1] > seen[0]
+
+
+def test_counts_of_several_batches_pushed_through_once_equal_one_large_batch(toy):
+    hmm, blocks = small_hmm("paper")
+    vocabulary = Vocabulary(("<eos>", "<unk>", "a", "b", "c", "d", "e"))
+    text = encode([["a", "b"], ["c", "d", "e", "a"], ["b"], ["e", "e", "d"]], vocabulary)
+    gradients = []
+    for tokens in (4, 1000):
+        settings = TrainingConfig(batch="sentences", batch_tokens=tokens, accumulate=100)
+        (batches,) = make_plan(text, settings, 0)(0)
+        prepared = prepare(batches, torch.from_numpy(blocks.group_of_word), blocks.num_groups)
+        potentials = hmm.potentials()
+        found = expectation(potentials, prepared)
+        hmm.zero_grad()
+        expected_log_likelihood(potentials, found.counts, found.pairs).backward()
+        gradients.append([p.grad.clone() for p in hmm.parameters()])
+        assert (len(batches) > 1) == (tokens == 4)
+    for a, b in zip(*gradients, strict=True):
+        assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+def test_memory_budget_is_predicted_and_kept(toy, tmp_path):
+    with pytest.raises(ConfigError, match="one E-step needs .* raise --memory"):
+        train(toy, tiny(), tmp_path / "run", memory=1000)
+
+
+def test_non_finite_loss_stops_with_its_position_and_keeps_the_checkpoint(toy, tmp_path, monkeypatch):
+    config = tiny("training.epochs=12", "training.checkpoint_seconds=0.0001")
+    real = trainer_module.expectation
+
+    def broken(*arguments):
+        result = real(*arguments)
+        return result._replace(log_likelihood=math.nan) if len(calls) == 6 else result
+
+    calls = []
+    monkeypatch.setattr(trainer_module, "expectation", lambda *a: (calls.append(1), broken(*a))[1])
+    with pytest.raises(TrainingError, match="not finite at step 5 .*last good checkpoint is kept"):
+        train(toy, config, tmp_path / "run")
+    monkeypatch.undo()
+    state = json.loads((tmp_path / "run" / "checkpoint" / "state.json").read_text())
+    assert state["step"] == 5
+    assert train(toy, config, tmp_path / "run").finished
+
+
+def test_another_runs_folder_is_refused(toy, tmp_path):
+    train(toy, tiny("training.epochs=2"), tmp_path / "run")
+    with pytest.raises(ConfigError, match="holds a run with training.rate=0.015, asked for 0.5"):
+        train(toy, tiny("training.epochs=2", "training.rate=0.5"), tmp_path / "run")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("precious")
+    with pytest.raises(CheckpointError, match="not empty and holds no run"):
+        train(toy, tiny(), tmp_path / "other")
+
+
+def test_damaged_files_get_one_clear_line(toy, tmp_path):
+    train(toy, tiny("training.epochs=2"), tmp_path / "run")
+    for name, match in (("model.safetensors", "damaged"), ("config.json", "damaged"), ("blocks.tsv", "blocks.tsv")):
+        path = tmp_path / "run" / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(Exception, match=match) as caught:
+            load_hmm(tmp_path / "run")
+        assert type(caught.value).__module__ == "vlhmm.errors"
+        path.write_bytes(whole)
+    with pytest.raises(CheckpointError, match="has no config.json"):
+        load_hmm(tmp_path)
+
+
+def test_time_limit_stops_cleanly_and_goes_on(toy, tmp_path):
+    config = tiny("training.epochs=30")
+    first = train(toy, config, tmp_path / "run", time_limit=0.0)
+    assert first.stopped_by == "time limit" and not first.finished
+    assert train(toy, config, tmp_path / "run").finished
+
+
+def test_plateau_divides_the_rate_after_patience():
+    state = Plateau()
+    for valid in [10.0, 9.0, 9.5, 9.2, 9.1]:
+        state = state.after_check(valid, patience=3)
+    assert state.divisions == 1 and state.best == 9.0
+    settings = TrainingConfig(rate=0.08, decay=4.0)
+    assert rate_at(settings, 5, 100, state) == pytest.approx(0.02)
+
+
+def test_cosine_goes_from_the_rate_to_zero_after_warmup():
+    settings = TrainingConfig(rate=1.0, schedule="cosine", warmup_steps=4)
+    rates = [rate_at(settings, step, 100, Plateau()) for step in range(101)]
+    assert rates[0] == pytest.approx(0.25) and max(rates) == rates[3] and rates[100] == pytest.approx(0)
+    assert all(a >= b for a, b in zip(rates[3:], rates[4:], strict=False))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_a_valid_configuration(name):
+    assert preset(name) == replace(preset(name))
+
+
+@pytest.mark.parametrize(
+    "changes,match",
+    [
+        (["training.state_dropout=1"], "\\[0, 1\\)"),
+        (["training.rte=1"], "did you mean training.rate"),
+        (["model=3"], "group of settings"),
+        (["training.epochs=many"], "takes a number"),
+        (["model.transition=flat"], "no value of model.transition"),
+        (["training.context=carry"], "needs batch=streams"),
+        (["training.optimizer=closed-form"], "parameterization=scalar"),
+        (["nonsense"], "name=value"),
+    ],
+)
+def test_wrong_settings_are_refused(changes, match):
+    with pytest.raises(ConfigError, match=match):
+        tiny(*changes)
+
+
+def test_nothing_in_a_run_folder_is_pickled(toy, tmp_path):
+    train(toy, tiny("training.epochs=2"), tmp_path / "run")
+    for root, _, files in os.walk(tmp_path / "run"):
+        for name in files:
+            head = Path(root, name).read_bytes()[:4]
+            assert not head.startswith((b"\x80\x04", b"\x80\x02", b"PK\x03\x04")), name
