@@ -12,6 +12,7 @@ import torch
 
 from contract import check_language_model
 from vlhmm.baselines import FeedForward, load_baseline, train_baseline
+from vlhmm.baselines.kneser_ney import estimate, save
 from vlhmm.baselines.lstm import LSTM
 from vlhmm.baselines.softmax import cross_entropy, target_log_prob
 from vlhmm.baselines.training import BaselineConfig, build_model, default_config
@@ -249,8 +250,9 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path, kind, context, way)
     whole = train_baseline(kind, texts, tmp_path / "whole", config)
     folder = tmp_path / "stopped"
     if way == "killed":  # after the weights of a check were kept, before its checkpoint was written
-        with pytest.raises(Stop):
-            train_baseline(kind, texts, folder, config, progress=at_check(6, die))
+        for check in (1, 6):
+            with pytest.raises(Stop):
+                train_baseline(kind, texts, folder, config, progress=at_check(check, die))
     elif way == "interrupted":
         with pytest.raises(KeyboardInterrupt):
             stop = at_check(6, lambda: signal.raise_signal(signal.SIGINT))
@@ -291,6 +293,8 @@ def test_a_folder_serves_one_run(tmp_path):
         train_baseline("ff", corpus(), tmp_path, replace(config, rate=0.5))
     with pytest.raises(ConfigError, match="kind ff, got lstm"):
         train_baseline("lstm", corpus(), tmp_path, config)
+    with pytest.raises(ConfigError, match="kind ff, got kn"):
+        save(estimate(corpus().train, VOCABULARY), tmp_path)
     with pytest.raises(CheckpointError, match="another text"):
         train_baseline("ff", corpus(seed=9), tmp_path, replace(config, epochs=2))
     other = corpus()._replace(vocabulary=Vocabulary((*VOCABULARY.words, "e")))

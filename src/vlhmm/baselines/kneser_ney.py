@@ -208,6 +208,8 @@ def save(model: KneserNey, folder: str | Path) -> None:
         for n, level in enumerate(model.levels, start=1)
         for name, array in level._asdict().items()
     }
+    if (Path(folder) / "config.json").exists() and (kind := read_run(folder).kind) != "kn":
+        raise ConfigError(f"{folder} holds a run of kind {kind}, got kn; choose another folder")
     write_tensors(Path(folder) / "model.safetensors", tensors)
     settings = {"order": model.order, "discounts": model.discounts}
     write_run(folder, Run("kn", settings, model.vocabulary))

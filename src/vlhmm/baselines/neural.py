@@ -88,7 +88,7 @@ class NeuralLanguageModel(nn.Module, ABC):
                     parameter.zero_()
 
     def dropped(self, activations: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The activations, each zeroed with probability `dropout` and scaled up else; all, if no generator."""
+        """The activations, each zeroed with probability `dropout`, else scaled up; all, if no generator."""
         if generator is None or self.dropout == 0:
             return activations
         kept = torch.empty_like(activations).bernoulli_(1 - self.dropout, generator=generator)

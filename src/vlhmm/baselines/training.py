@@ -338,8 +338,12 @@ class _Trainer:
         self.digest = _digest(self.corpus)
         if (folder / "config.json").exists():
             _refuse_another(folder, read_run(folder), run)
-            if (folder / "checkpoint" / "state.safetensors").exists():
-                self._restore(folder)
+        if (folder / "checkpoint" / "state.safetensors").exists():
+            self._restore(folder)
+        else:
+            (folder / "journal.jsonl").unlink(
+                missing_ok=True
+            )  # of a run that died before its first checkpoint
         write_run(folder, run)
 
     def _save(self) -> None:

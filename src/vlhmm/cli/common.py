@@ -40,6 +40,9 @@ def setup(args: argparse.Namespace) -> str:
     """Applies the machine options; the device's name comes back."""
     import torch
 
+    # Before torch starts its threads, which inherit it: products with numbers below 1e-38 are very slow, and
+    # probabilities that small are zero to float32 anyway.
+    torch.set_flush_denormal(True)
     if args.threads is not None:
         if args.threads < 1:
             raise ConfigError(f"--threads {args.threads} must be at least 1")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vlhmm.blocks.structure import Blocks
 from vlhmm.model.hmm import ModelPotentials
-from vlhmm.model.transitions import Transition
+from vlhmm.model.transitions import Softmax, Transition
 
 ROWS_AT_ONCE = 1 << 23  # entries of A made at a time: 32 MB in float32
 
@@ -28,7 +28,8 @@ class Tables:
         self.log_emission: Float[Tensor, "word slot"] = log_emission.to(dtype)
         self.emission: Float[Tensor, "word slot"] = log_emission.to(dtype).exp()
         self.start_of_group: Float[Tensor, "group slot"] = potentials.log_start.detach().to(dtype).exp()
-        self.transition: Transition = potentials.transition.to(dtype=dtype)
+        transition = potentials.transition.to(dtype=dtype)
+        self.transition: Transition = transition.normalized() if isinstance(transition, Softmax) else transition
         self.group_of_word: Int[Tensor, " word"] = self._index(blocks.group_of_word)
         self.states_of_group: Int[Tensor, "group slot"] = self._index(blocks.states_of_group)
         self.num_states, self.num_groups = blocks.num_states, blocks.num_groups

@@ -15,7 +15,7 @@ A transition answers:
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -32,11 +32,28 @@ def columns_to_log(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
-def runs(from_group: Tensor) -> list[tuple[int, int, int]]:
-    """(group, first, last) for each run of equal entries in a sorted list of pairs."""
+class Run(NamedTuple):
+    """The pairs first .. last - 1 of a sorted list leave one group."""
+
+    group: int
+    first: int
+    last: int
+
+
+def runs(from_group: Tensor) -> list[Run]:
+    """The runs of equal entries in a sorted list of pairs."""
     groups, sizes = torch.unique_consecutive(from_group, return_counts=True)
     ends = sizes.cumsum(0).tolist()
-    return [(g, end - n, end) for g, n, end in zip(groups.tolist(), sizes.tolist(), ends, strict=True)]
+    return [Run(g, end - n, end) for g, n, end in zip(groups.tolist(), sizes.tolist(), ends, strict=True)]
+
+
+ROWS_AT_ONCE = 512  # of the transition matrix: enough for matrix products to run at full speed, 32 MB at 2^14 columns
+
+
+def row_tiles(from_group: Tensor, num_slots: int) -> list[list[Run]]:
+    """The runs, a few blocks at a time: about ROWS_AT_ONCE rows of the matrix together."""
+    every, at_once = runs(from_group), max(1, ROWS_AT_ONCE // num_slots)
+    return [every[i : i + at_once] for i in range(0, len(every), at_once)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +69,7 @@ class Softmax:
     enterable: Bool[Tensor, " state"] | None
     states_of_group: Int[Tensor, "group slot"]
     partition: bool = True
+    log_normalizer: Float[Tensor, " state"] | None = None  # of every row, once it is known
 
     @property
     def num_states(self) -> int:
@@ -65,19 +83,32 @@ class Softmax:
             name: None if getattr(self, name) is None else getattr(self, name).detach().to(**how)
             for name in ("source", "target", "logits")
         }
-        return replace(self, **moved)
+        return replace(self, **moved, log_normalizer=None)
 
-    def rows(self, states: Int[Tensor, " n"], out: Tensor | None = None) -> Float[Tensor, "n state"]:
-        """p(. | z) for each given state, O(n S h)."""
+    @torch.no_grad()
+    def normalized(self) -> "Softmax":
+        """The same with every row's normalizer computed once, O(S^2 h): tiles then cost only themselves."""
+        every = torch.arange(self.num_states, device=self.states_of_group.device)
+        parts = [self.scores(states).logsumexp(-1) for states in every.split(ROWS_AT_ONCE)]
+        return replace(self, log_normalizer=torch.cat(parts))
+
+    def scores(self, states: Int[Tensor, " n"], out: Tensor | None = None) -> Float[Tensor, "n state"]:
+        """u_z . v_z' for each given z and every z'; -inf where z' may not be entered."""
         if self.logits is not None:
             scores = self.logits[states]
         else:
             assert self.source is not None and self.target is not None
             scores = torch.mm(self.source[states], self.target.t(), out=out)
         allowed = columns_to_log(self.enterable, scores.dtype)
-        if allowed is not None:
-            scores += allowed
-        return torch.softmax(scores, -1, out=scores) if not scores.requires_grad else scores.softmax(-1)
+        return scores if allowed is None else scores.add_(allowed)
+
+    @torch.no_grad()
+    def rows(self, states: Int[Tensor, " n"], out: Tensor | None = None) -> Float[Tensor, "n state"]:
+        """p(. | z) for each given state, O(n S h)."""
+        scores = self.scores(states, out)
+        if self.log_normalizer is not None:
+            return scores.sub_(self.log_normalizer[states, None]).exp_()
+        return torch.softmax(scores, -1, out=scores)
 
     @torch.no_grad()
     def tiles(self, from_group: Groups, to_group: Groups, out: Tensor | None = None) -> TileCounts:
@@ -87,21 +118,44 @@ class Softmax:
         assert factor is not None
         if out is None:
             out = factor.new_empty(len(from_group), num_slots, num_slots)
-        buffer = factor.new_empty(num_slots, self.num_states)
-        for group, first, last in runs(from_group):
-            rows = self.rows(self.states_of_group[group], buffer if self.logits is None else None)
-            if self.partition:
-                grouped = rows.view(num_slots, -1, num_slots)
-                torch.index_select(grouped.transpose(0, 1), 0, to_group[first:last], out=out[first:last])
-            else:
-                out[first:last] = rows[:, self.states_of_group[to_group[first:last]]].transpose(0, 1)
+        if self.log_normalizer is not None and self.logits is None:
+            return self._tiles_alone(from_group, to_group, out)
+        buffer = factor.new_empty(max(num_slots, ROWS_AT_ONCE), self.num_states)
+        for tile in row_tiles(from_group, num_slots):
+            states = self.states_of_group[[run.group for run in tile]].flatten()
+            rows = self.rows(states, buffer[: len(states)] if self.logits is None else None)
+            for run, ours in zip(tile, rows.split(num_slots), strict=True):
+                to = to_group[run.first : run.last]
+                if self.partition:
+                    grouped = ours.view(num_slots, -1, num_slots).transpose(0, 1)
+                    torch.index_select(grouped, 0, to, out=out[run.first : run.last])
+                else:
+                    out[run.first : run.last] = ours[:, self.states_of_group[to]].transpose(0, 1)
         return out
 
-    def expected_log_likelihood(self, from_group: Groups, to_group: Groups, counts: TileCounts) -> Tensor:
-        """sum_p sum_ij counts[p, i, j] log A[p, i, j]; its gradient streams over the rows of one block at a time."""
+    def _tiles_alone(self, from_group: Groups, to_group: Groups, out: Tensor) -> TileCounts:
+        """The tiles without the rest of their rows, where the normalizers are known."""
+        assert self.source is not None and self.target is not None and self.log_normalizer is not None
+        allowed = columns_to_log(self.enterable, out.dtype)
+        for group, first, last in runs(from_group):
+            ours, entered = self.states_of_group[group], self.states_of_group[to_group[first:last]]
+            tiles = torch.matmul(self.source[ours], self.target[entered].transpose(1, 2), out=out[first:last])
+            tiles -= self.log_normalizer[ours, None]
+            if allowed is not None:
+                tiles += allowed[entered][:, None]
+            tiles.exp_()
+        return out
+
+    def expected_log_likelihood(
+        self, from_group: Groups, to_group: Groups, counts: TileCounts, value: bool = True
+    ) -> Tensor:
+        """sum_p sum_ij counts[p, i, j] log A[p, i, j]; its gradient streams over a few hundred rows at a time.
+
+        Without `value` the number itself is left out (it is 0), which saves a pass; the gradient is the same.
+        """
         if self.logits is not None:
             return self.scalar_log_likelihood(from_group, to_group, counts)
-        return _StreamedSoftmax.apply(self.source, self.target, self, from_group, to_group, counts)
+        return _StreamedSoftmax.apply(self.source, self.target, self, from_group, to_group, counts, value)
 
     def scalar_log_likelihood(self, from_group: Tensor, to_group: Tensor, counts: Tensor) -> Tensor:
         assert self.logits is not None
@@ -110,7 +164,8 @@ class Softmax:
         for group, first, last in runs(from_group):
             states = self.states_of_group[group]
             log_rows = (self.logits[states] if allowed is None else self.logits[states] + allowed).log_softmax(-1)
-            dense = dense_rows(self, states, to_group[first:last], counts[first:last])
+            dense = counts.new_zeros(len(states), self.num_states)
+            add_tiles(self, dense, to_group[first:last], counts[first:last])
             used = dense > 0
             value = value + (dense[used] * log_rows[used]).sum()
         return value
@@ -120,60 +175,38 @@ class Softmax:
         return torch.multinomial(self.rows(states), 1, generator=generator)[:, 0]
 
 
-def dense_rows(softmax: Softmax, states: Tensor, to_group: Tensor, counts: Tensor) -> Tensor:
-    """(K, S): the counts of transitions out of one group's states, tiles laid side by side."""
-    num_slots = len(states)
-    rows = counts.new_zeros(num_slots, softmax.num_states)
-    if softmax.partition:
-        rows.view(num_slots, -1, num_slots)[:, to_group] = counts.transpose(0, 1)
-    else:
-        columns = softmax.states_of_group[to_group].reshape(-1)
-        rows.index_add_(1, columns, counts.transpose(0, 1).reshape(num_slots, -1))
-    return rows
-
-
 class _StreamedSoftmax(torch.autograd.Function):
-    """sum counts * log softmax(u . v), value and gradient in one pass over row tiles of one block each.
+    """sum counts * log softmax(u . v), value and gradient in one pass over row tiles.
 
     With d = counts - (row total) * softmax:  d_source = d @ target,  d_target += d^T @ source. Only rows of blocks that
-    have counts are visited; a row tile is (K, S) and lives in one buffer.
+    have counts are visited; a row tile lives in one buffer.
     """
 
     @staticmethod
-    def forward(ctx, source, target, softmax: Softmax, from_group, to_group, counts):
+    def forward(ctx, source, target, softmax: Softmax, from_group, to_group, counts, with_value):
         source, target = source.detach(), target.detach()
         d_source, d_target = torch.zeros_like(source), torch.zeros_like(target)
-        num_slots, num_states = counts.shape[1], target.shape[0]
+        num_slots = counts.shape[1]
         value = torch.zeros((), dtype=torch.float64, device=source.device)
         allowed = columns_to_log(softmax.enterable, source.dtype)
-        buffer = source.new_empty(num_slots, num_states)
-        for group, first, last in runs(from_group):
-            states = softmax.states_of_group[group]
+        buffer = source.new_empty(max(num_slots, ROWS_AT_ONCE), target.shape[0])
+        departures = counts.sum(dim=-1)  # (P, K)
+        for tile in row_tiles(from_group, num_slots):
+            states = softmax.states_of_group[[run.group for run in tile]].flatten()
             ours = source[states]
-            tiles, columns = counts[first:last], to_group[first:last]
-            scores = torch.mm(ours, target.t(), out=buffer)
+            scores = torch.mm(ours, target.t(), out=buffer[: len(states)])
             if allowed is not None:
                 scores += allowed
-            totals = tiles.sum(dim=(0, 2))  # expected departures of each state
-            if softmax.partition:
-                laid = scores.view(num_slots, -1, num_slots)[:, columns].transpose(0, 1)
-            else:
-                laid = scores[:, softmax.states_of_group[columns]].transpose(0, 1)
-            normalizer = scores.logsumexp(-1)
-            used = tiles > 0  # a dropped column has score -inf and no counts
-            value += (tiles[used] * laid[used]).sum(dtype=torch.float64) - (totals * normalizer).sum(dtype=torch.float64)
+            totals = torch.cat([departures[run.first : run.last].sum(0) for run in tile])
+            if with_value:
+                value -= (totals * scores.logsumexp(-1)).sum(dtype=torch.float64)
+                for run, rows in zip(tile, scores.split(num_slots), strict=True):
+                    value += dot_tiles(softmax, rows, to_group[run.first : run.last], counts[run.first : run.last])
             torch.softmax(scores, -1, out=scores)
             scores *= -totals[:, None]
-            if softmax.partition:
-                # columns are distinct within a block's run, so adding by index is safe
-                scores.view(num_slots, -1, num_slots)[:, columns] += tiles.transpose(0, 1)
-            else:
-                flat = softmax.states_of_group[columns].reshape(-1)
-                scores.index_add_(1, flat, tiles.transpose(0, 1).reshape(num_slots, -1))
-            if softmax.partition:
-                torch.mm(scores, target, out=d_source[group * num_slots : (group + 1) * num_slots])
-            else:
-                d_source.index_add_(0, states, scores @ target)
+            for run, rows in zip(tile, scores.split(num_slots), strict=True):
+                add_tiles(softmax, rows, to_group[run.first : run.last], counts[run.first : run.last])
+            d_source.index_add_(0, states, scores @ target)
             d_target.addmm_(scores.t(), ours)
         ctx.save_for_backward(d_source, d_target)
         return value.to(source.dtype)
@@ -181,7 +214,27 @@ class _StreamedSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         d_source, d_target = ctx.saved_tensors
-        return gradients[0] * d_source, gradients[0] * d_target, None, None, None, None
+        return gradients[0] * d_source, gradients[0] * d_target, None, None, None, None, None
+
+
+def dot_tiles(softmax: Softmax, rows: Tensor, to_group: Tensor, tiles: Tensor) -> Tensor:
+    """sum of tiles * the same entries of `rows` (K, S)."""
+    if softmax.partition:
+        entries = rows.view(len(rows), -1, len(rows))[:, to_group].transpose(0, 1)
+    else:
+        entries = rows[:, softmax.states_of_group[to_group]].transpose(0, 1)
+    used = tiles > 0  # a dropped column has score -inf and no counts
+    return (tiles[used] * entries[used]).sum(dtype=torch.float64)
+
+
+def add_tiles(softmax: Softmax, rows: Tensor, to_group: Tensor, tiles: Tensor) -> None:
+    """Adds the tiles to their columns of `rows` (K, S), in place."""
+    if softmax.partition:
+        grouped = rows.view(len(rows), -1, len(rows)).transpose(0, 1)
+        grouped.index_add_(0, to_group, tiles)
+    else:
+        columns = softmax.states_of_group[to_group].flatten()
+        rows.index_add_(1, columns, tiles.transpose(0, 1).reshape(len(rows), -1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,8 +311,13 @@ class BlockFactored:
             tiles *= self.log_block[group, :, to].exp().t()[..., None]
         return out
 
-    def expected_log_likelihood(self, from_group: Groups, to_group: Groups, counts: TileCounts) -> Tensor:
-        """sum_p sum_ij counts[p, i, j] log A[p, i, j]: a block part and a within-block part."""
+    def expected_log_likelihood(
+        self, from_group: Groups, to_group: Groups, counts: TileCounts, value: bool = True
+    ) -> Tensor:
+        """sum_p sum_ij counts[p, i, j] log A[p, i, j]: a block part and a within-block part.
+
+        Without `value` the number of the second part is left out, which saves a pass; the gradient is the same.
+        """
         departures = counts.sum(-1)  # (P, K): expected moves from a state into a block
         block_part = (departures * self.log_block[from_group, :, to_group]).sum()
         if self.logits is not None:
@@ -270,7 +328,7 @@ class BlockFactored:
             used = counts > 0
             return block_part + (counts[used] * scores.log_softmax(-1)[used]).sum()
         within = _TiledSoftmax.apply(
-            self.source, self.target, self.enterable, from_group, to_group, counts, departures
+            self.source, self.target, self.enterable, from_group, to_group, counts, departures, value
         )
         return block_part + within
 
@@ -292,7 +350,7 @@ class _TiledSoftmax(torch.autograd.Function):
     """sum counts * log softmax(u . v) within tiles, value and gradient in one pass, one source block at a time."""
 
     @staticmethod
-    def forward(ctx, source, target, enterable, from_group, to_group, counts, departures):
+    def forward(ctx, source, target, enterable, from_group, to_group, counts, departures, with_value):
         source, target = source.detach(), target.detach()
         d_source, d_target = torch.zeros_like(source), torch.zeros_like(target)
         value = torch.zeros((), dtype=torch.float64, device=source.device)
@@ -305,13 +363,11 @@ class _TiledSoftmax(torch.autograd.Function):
             scores = torch.matmul(source[group], entered.transpose(1, 2), out=buffer[: last - first])
             if allowed is not None:
                 scores += allowed[to][:, None]
-            normalizer = scores.logsumexp(-1)
-            value -= (departures[first:last] * normalizer).sum(dtype=torch.float64)
-            if allowed is None:
-                value += torch.dot(tiles.reshape(-1), scores.view(-1)).double()
-            else:
+            if with_value:
+                normalizer = scores.logsumexp(-1)
                 used = tiles > 0
                 value += (tiles[used] * scores[used]).sum(dtype=torch.float64)
+                value -= (departures[first:last] * normalizer).sum(dtype=torch.float64)
             torch.softmax(scores, -1, out=scores)
             scores *= -departures[first:last, :, None]
             scores += tiles  # d(expected log-likelihood) / d(logit)
@@ -323,7 +379,7 @@ class _TiledSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         d_source, d_target = ctx.saved_tensors
-        return gradients[0] * d_source, gradients[0] * d_target, None, None, None, None, None
+        return gradients[0] * d_source, gradients[0] * d_target, None, None, None, None, None, None
 
 
 Transition = Softmax | BlockFactored

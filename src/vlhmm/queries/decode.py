@@ -15,7 +15,7 @@ from vlhmm import inference
 from vlhmm.errors import QueryError
 from vlhmm.queries.process import Process, process_of
 from vlhmm.queries.sequence import Piece, piece_of
-from vlhmm.queries.text import DEFAULT_MEMORY, encode_sentence, memory_check
+from vlhmm.queries.text import DEFAULT_MEMORY, encode_words, memory_check
 
 Method = Literal["viterbi", "posterior"]
 
@@ -45,20 +45,17 @@ class Posteriors(NamedTuple):
 def posteriors(
     model: Any, text: str | Sequence[str], eos: bool = True, memory: float = DEFAULT_MEMORY
 ) -> Posteriors:
-    """Filtered and smoothed posteriors of every word's state; the <eos> after the text counts, if `eos`."""
+    """Filtered and smoothed posteriors of every word's state; that the text ends there is known, if `eos`."""
     process = process_of(model)
-    words, ids = encode_sentence(model.vocabulary, text, eos)
-    if not ids:
-        raise QueryError("an empty text has no states; give at least one word")
-    piece = _piece(process, ids, memory)
-    passed = inference.forward(piece.potentials, piece.chain)
-    log_likelihood = float(passed.log_scale.sum())
+    words, ids = encode_words(model.vocabulary, text)
+    plain, ended = _pieces(process, ids, eos, memory)
+    filtered = inference.forward(plain.potentials, plain.chain).alpha[0]
+    log_likelihood = float(inference.forward(ended.potentials, ended.chain).log_scale.sum())
     if log_likelihood == -float("inf"):
-        raise _impossible()
-    smoothed = inference.posteriors(piece.potentials, piece.chain).posterior[0]
+        raise QueryError("the text has probability zero under the model: no state can be behind it")
+    smoothed = inference.posteriors(ended.potentials, ended.chain).posterior[0]
     states = process.states_of_group[process.group_of_word[torch.tensor(ids, device=process.device)]]
-    kept = len(words) - 1 if eos and len(words) > 1 else len(words)
-    return Posteriors(words[:kept], states[:kept], passed.alpha[0, :kept], smoothed[:kept], log_likelihood)
+    return Posteriors(words, states, filtered, smoothed, log_likelihood)
 
 
 def decode(
@@ -71,7 +68,7 @@ def decode(
 ) -> list[Decoding]:
     """The `k` best state paths, best first; or, by method "posterior", the most probable state of each word.
 
-    The paths are those of the words and, if `eos`, of the <eos> after them, whose own state is not listed.
+    The paths are those of the words. If `eos`, an <eos> comes after them, and its own state is summed over.
     """
     if method not in ("viterbi", "posterior"):
         raise QueryError(f"unknown method {method!r}, expected viterbi or posterior")
@@ -81,26 +78,31 @@ def decode(
         )
     process = process_of(model)
     known = posteriors(model, text, eos, memory)
-    rows = torch.arange(len(known.words), device=process.device)
+    _, ids = encode_words(model.vocabulary, text)
+    found: list[tuple[Tensor, float | None]]
     if method == "posterior":
         found = [(known.smoothed.argmax(1), None)]
     else:
-        _, ids = encode_sentence(model.vocabulary, text, eos)
-        piece = _piece(process, ids, memory)
-        logs = [table.log() for table in piece.potentials]
+        _, ended = _pieces(process, ids, eos, memory)
+        logs = [table.log() for table in ended.potentials]
         if k == 1:
-            path, score = inference.viterbi(*logs, piece.chain)
+            path, score = inference.viterbi(*logs, ended.chain)
             found = [(path[0], float(score[0]))]
         else:
             memory_check("the k best paths", 8 * len(ids) * k * process.states_per_group, memory, "lower k")
-            found = _best_paths(*logs, piece.chain, k)
-    result = []
-    for slots, log_prob in found:
-        here = slots[: len(known.words)]
-        states = known.states[rows, here].tolist()
-        groups = [process.group(model.vocabulary.id_of.get(w, model.vocabulary.unk)) for w in known.words]
-        result.append(Decoding(known.words, states, groups, log_prob, known.smoothed[rows, here].tolist()))
-    return result
+            found = list(_best_paths(*logs, ended.chain, k))
+    rows = torch.arange(len(ids), device=process.device)
+    groups = [process.group(i) for i in ids]
+    return [
+        Decoding(
+            known.words,
+            known.states[rows, slots].tolist(),
+            groups,
+            log_prob,
+            known.smoothed[rows, slots].tolist(),
+        )
+        for slots, log_prob in found
+    ]
 
 
 def _best_paths(
@@ -137,13 +139,18 @@ def _best_paths(
     return found
 
 
-def _piece(process: Process, ids: Sequence[int], memory: float) -> Piece:
+def _pieces(process: Process, ids: Sequence[int], eos: bool, memory: float) -> tuple[Piece, Piece]:
+    """(the chain of the words, the same with p(<eos> | z) for the last word's state z as part of the text)."""
+    if not ids:
+        raise QueryError("an empty text has no states; give at least one word")
     size = process.states_per_group
     memory_check(
         f"the transitions of {len(ids):,} words", 24 * len(ids) * size * size, memory, "split the text"
     )
-    return piece_of(process, ids, None)
-
-
-def _impossible() -> QueryError:
-    return QueryError("the text has probability zero under the model: no state can be behind it")
+    plain = piece_of(process, ids, None)
+    if not eos:
+        return plain, plain
+    start, emission, tiles = plain.potentials
+    emission = emission.clone()
+    emission[-1] *= process.edge(ids[-1], process.eos) @ process.emission(process.eos)
+    return plain, Piece(inference.Potentials(start, emission, tiles), plain.chain)

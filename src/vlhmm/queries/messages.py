@@ -182,6 +182,10 @@ def _gap(messages: Messages, i: int, item: Gap) -> GapMessages:
     inside = Domain(None, True, plan.domains[i + 1].fresh)
     remaining = [messages.before[i + 1]]
     lengths = {}
+    # One block of memory for all that is kept: small pieces left between large temporaries would keep the
+    # allocator from using theirs again.
+    kept = sum(int(states.sum()) for states in plan.remaining[i][1 : item.high])
+    store = torch.empty(kept, process.num_states, dtype=torch.float64, device=process.device)
     if item.low == 0:
         lengths[0] = _restricted(process, remaining[0], entry)
     for r in range(1, item.high + 1):
@@ -190,10 +194,19 @@ def _gap(messages: Messages, i: int, item: Gap) -> GapMessages:
         row_of = row_index(plan.automaton.num_states, states)
         value = _pushed(messages, arrival, None, inside if r < item.high else entry, row_of)
         if r < item.high:
+            value, store = _stored(value, store)
             remaining.append(value)
         if r >= item.low:
             lengths[r] = _restricted(process, value, entry) if r < item.high else value
     return GapMessages(remaining, lengths)
+
+
+def _stored(value: Value, store: Tensor) -> tuple[Value, Tensor]:
+    """(the message, moved to the first rows of `store`; the rows that are left)."""
+    assert value.rows is not None
+    count = len(value.rows.values)
+    store[:count] = value.rows.values
+    return value._replace(rows=Rows(store[:count], value.rows.log_scale)), store[count:]
 
 
 def _slot(messages: Messages, following: Value, states: np.ndarray) -> Rows:

@@ -129,12 +129,17 @@ def expectation(
     return Expectation(counts, prepared.pairs, total, prepared.tokens, carry)
 
 
-def expected_log_likelihood(potentials: ModelPotentials, counts: Counts, pairs: Pairs) -> Tensor:
-    """sum over all counts of count * log-potential, differentiable in the parameters."""
+def expected_log_likelihood(
+    potentials: ModelPotentials, counts: Counts, pairs: Pairs, value: bool = True
+) -> Tensor:
+    """sum over all counts of count * log-potential, differentiable in the parameters.
+
+    Without `value` the transitions' part of the number is left out, but not of the gradient: a pass less.
+    """
 
     def dot(count: Tensor, log_table: Tensor) -> Tensor:
         # a state that cannot be entered has log-probability -inf and no counts
         return (count * log_table.clamp(min=torch.finfo(log_table.dtype).min)).sum()
 
-    moves = potentials.transition.expected_log_likelihood(*pairs, counts.tiles)
+    moves = potentials.transition.expected_log_likelihood(*pairs, counts.tiles, value)
     return dot(counts.start, potentials.log_start) + dot(counts.emission, potentials.log_emission) + moves

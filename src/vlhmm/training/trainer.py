@@ -172,7 +172,8 @@ class Trainer:
             for m_step in range(self.settings.m_steps if self.settings.method == "em" else 1):
                 if m_step:
                     potentials = self.hmm.potentials(kept)
-                loss = -expected_log_likelihood(potentials, expected.counts, expected.pairs) / expected.tokens
+                gained = expected_log_likelihood(potentials, expected.counts, expected.pairs, value=False)
+                loss = -gained / expected.tokens
                 self.optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(self.hmm.parameters(), self.settings.clip)

@@ -1,0 +1,310 @@
+"""The whole benchmark: parts in turn, each figure with what it is judged by, one row at the end.
+
+Input: sizes and a corpus by name. Output: a dict of plain JSON values (see `headlines` for the keys that are promised).
+"""
+
+import math
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from vlhmm.bench import machine, material
+from vlhmm.bench.contest import Figures, Timer, climb, contest, paired_ratio
+from vlhmm.bench.errors import WorkerError
+from vlhmm.bench.growth import Point, measure_growth
+from vlhmm.bench.hosts import Inline, Launch, Process
+from vlhmm.bench.naive import extrapolated_seconds, operations
+from vlhmm.bench.sizes import FULL, Sizes
+from vlhmm.config import unknown
+from vlhmm.data import Corpus
+
+FLOPS_COUNTED = (
+    "matrix products, two operations a multiply-add: for rows of blocks that occur the logits for the normalizer, the same "
+    "again in the gradient pass, the two products of the gradient; three residual networks and the emission logits, each "
+    "forward and backward"
+)
+HEADLINES = (
+    "block_factored_vs_lstm",
+    "block_factored_vs_naive",
+    "naive_extrapolated",
+    "softmax_share_of_peak",
+    "softmax_peak_gb",
+    "estep_tokens_per_s",
+    "states_2_17_vs_2_15",
+    "states_2_17_peak_gb",
+    "scoring_tokens_per_s",
+    "scoring_max_abs_diff",
+)
+
+
+class Bench:
+    """One benchmark under way. `run_bench` is the way in."""
+
+    def __init__(
+        self, sizes: Sizes, corpus: Corpus, folder: Path, timer: Timer, launch: Launch, note: Callable[[str], None], common: Figures
+    ) -> None:
+        self.sizes, self.corpus, self.folder, self.timer = sizes, corpus, folder, timer
+        self.launch, self.note, self.common = launch, note, common
+        self.tiny_machine = {"matmul_size": 64, "matmul_seconds": 0.01} if sizes.name == "tiny" else {}
+
+    def settings(self, num_states: int, num_blocks: int, **more: Any) -> Figures:
+        """What a worker is told; the blocks it will read are there."""
+        material.write_blocks(self.corpus, num_blocks, self.sizes.exchange_sweeps, self.folder)
+        sizes = self.sizes
+        shared = {"hidden_size": sizes.hidden_size, "state_dropout": sizes.state_dropout, "batch_tokens": sizes.batch_tokens}
+        return {**self.common, **shared, "num_states": num_states, "num_blocks": num_blocks, **more}
+
+    # ---- the parts
+
+    def machine(self) -> Figures:
+        """Matrix products and copies, alone."""
+        found = contest({"machine": ("machine", {**self.common, **self.tiny_machine})}, 3, self.launch, self.timer)["machine"]
+        self.note(f"  {found['matmul_gflops']:.0f} GFLOP/s in matrix products, {found['copy_gb_per_s']:.0f} GB/s copying")
+        return found
+
+    def training(self) -> Figures:
+        """Block-factored by gradient and two LSTMs, in turn."""
+        sizes = self.sizes
+        ours = self.settings(sizes.num_states, sizes.num_blocks, transition="block-factored")
+        entries = {
+            "machine": ("machine", {**self.common, **self.tiny_machine}),
+            "block_factored": ("block-factored", ours),
+            "lstm": ("lstm", ours),
+            "package_lstm": ("package-lstm", ours),
+        }
+        found = contest(entries, sizes.rounds, self.launch, self.timer)
+        found["block_factored"] |= {"num_states": sizes.num_states, "num_blocks": sizes.num_blocks}
+        for label in ("block_factored", "lstm", "package_lstm"):
+            self.note(f"  {label}: {found[label]['tokens_per_s']:,.0f} tokens/s, {found[label]['peak_gb'] or 0:.1f} GB")
+        return {
+            **found,
+            "block_factored_vs_lstm": paired_ratio(found["block_factored"], found["lstm"]),
+            "block_factored_vs_package_lstm": paired_ratio(found["block_factored"], found["package_lstm"]),
+        }
+
+    def softmax(self) -> Figures:
+        """The paper's model, streamed, beside the machine's matrix-product rate."""
+        sizes = self.sizes
+        # the plain twin of a softmax row is |Z| wide: fewer tokens to check
+        settings = self.settings(sizes.softmax_states, sizes.softmax_blocks, transition="softmax", check_tokens=8)
+        entries = {"machine": ("machine", {**self.common, **self.tiny_machine}), "softmax": ("softmax", settings)}
+        found = contest(entries, sizes.softmax_rounds, self.launch, self.timer)
+        rates = zip(found["softmax"]["rounds"], found["machine"]["rounds"], strict=True)
+        shares = [(s["flops"] / peak, s["transition_flops"] / peak) for s, m in rates for peak in [m["matmul_gflops"] * 1e9 * s["seconds"]]]
+        share, transition_share = (median(part) for part in zip(*shares, strict=True))
+        self.note(f"  {found['softmax']['tokens_per_s']:,.0f} tokens/s, {share:.0%} of the matrix-product rate, {found['softmax']['peak_gb'] or 0:.1f} GB")
+        return {
+            **found["softmax"],
+            "num_states": sizes.softmax_states,
+            "num_blocks": sizes.softmax_blocks,
+            "matmul_gflops": found["machine"]["matmul_gflops"],
+            "share_of_peak": share,
+            "share_of_peak_transitions_only": transition_share,
+            "flops_counted": FLOPS_COUNTED,
+        }
+
+    def em(self) -> Figures:
+        """Generalized EM: the E-step, and the whole iteration."""
+        sizes = self.sizes
+        settings = self.settings(
+            sizes.em_states, sizes.em_blocks, transition="block-factored", method="em",
+            em_tokens=sizes.em_tokens, batch_tokens=sizes.em_batch_tokens,
+        )  # fmt: skip
+        found = contest({"em": ("em", settings)}, sizes.em_rounds, self.launch, self.timer)["em"]
+        estep = median(r["tokens"] / r["estep_seconds"] for r in found["rounds"])
+        self.note(f"  E-step {estep:,.0f} tokens/s, whole iteration {found['tokens_per_s']:,.0f}, {found['peak_gb'] or 0:.1f} GB")
+        return {**found, "num_states": sizes.em_states, "num_blocks": sizes.em_blocks, "estep_tokens_per_s": estep}
+
+    def scoring(self) -> Figures:
+        """A long text, all its tiles cached."""
+        sizes = self.sizes
+        settings = self.settings(
+            sizes.scoring_states, sizes.scoring_blocks,
+            scoring_tokens=sizes.scoring_tokens, scoring_sample=sizes.scoring_sample,
+        )  # fmt: skip
+        found = contest({"scoring": ("scoring", settings)}, sizes.scoring_rounds, self.launch, self.timer)["scoring"]
+        first = found["tokens"] / found["first_pass_seconds"]
+        self.note(f"  {found['tokens_per_s']:,.0f} tokens/s ({first:,.0f} in the first pass), {found['peak_gb'] or 0:.1f} GB")
+        sized = {"num_states": sizes.scoring_states, "num_blocks": sizes.scoring_blocks}
+        return {**found, **sized, "first_pass_tokens_per_s": first}
+
+    def naive(self) -> Figures:
+        """The naive program's two variants at the largest size they reach, and at the block-factored model's."""
+        sizes = self.sizes
+        found = {}
+        for variant in ("dense", "blocked"):
+            settings = {
+                **self.common, "variant": variant, "hidden_size": sizes.hidden_size, "batch_tokens": sizes.batch_tokens,
+                "naive_states": sizes.naive_states, "naive_states_per_block": sizes.naive_states_per_block,
+                "naive_gb": sizes.naive_gb, "naive_seconds": sizes.naive_seconds,
+            }  # fmt: skip
+            climbed = climb(("naive", settings), self.launch, self.timer)
+            if not climbed["sizes"]:
+                raise WorkerError(f"the naive program held no size at all: {climbed['ended']}")
+            found[variant] = climbed | naive_at(climbed, variant, sizes.num_states, len(self.corpus.vocabulary), sizes.hidden_size)
+            largest = climbed["sizes"][-1]
+            self.note(
+                f"  {variant}: {largest['tokens'] / largest['seconds']:,.1f} tokens/s at {largest['num_states']} states "
+                f"({climbed['ended']}), {found[variant]['tokens_per_s']:,.2f} at {sizes.num_states}"
+                f"{', extrapolated' if found[variant]['extrapolated'] else ''}"
+            )
+        return found
+
+    def growth(self) -> Figures:
+        """The block-factored model at other sizes."""
+
+        def settings(point: Point) -> Figures:
+            return self.settings(point.num_states, point.num_blocks, transition="block-factored", batch_tokens=point.batch_tokens)
+
+        return measure_growth(self.sizes, settings, self.launch, self.timer, self.note)
+
+
+PARTS = ("machine", "training", "softmax", "em", "scoring", "naive", "growth")
+
+
+def naive_at(climbed: Figures, variant: Any, num_states: int, vocab_size: int, width: int) -> Figures:
+    """{tokens_per_s, extrapolated, measured_states} of the naive program at `num_states`."""
+    largest = climbed["sizes"][-1]
+    exact = next((size for size in climbed["sizes"] if size["num_states"] == num_states), None)
+    if exact is not None:
+        seconds = exact["seconds"]
+    else:
+        seconds = extrapolated_seconds(climbed["sizes"], operations(variant, num_states, largest["tokens"], vocab_size, width))
+    return {
+        "num_states": num_states,
+        "seconds": seconds,
+        "tokens_per_s": largest["tokens"] / seconds,
+        "extrapolated": exact is None,
+        "measured_states": largest["num_states"],
+        "measured_tokens_per_s": largest["tokens"] / largest["seconds"],
+    }
+
+
+def chosen_parts(only: str | Iterable[str] | None) -> tuple[str, ...]:
+    """The parts to run, in their order; an unknown one is refused with the nearest name."""
+    if only is None:
+        return PARTS
+    names = [name.strip() for name in only.split(",")] if isinstance(only, str) else list(only)
+    for name in names:
+        if name not in PARTS:
+            raise unknown("part of the benchmark", name, list(PARTS))
+    return tuple(part for part in PARTS if part in names)
+
+
+def run_bench(
+    sizes: Sizes = FULL,
+    *,
+    corpus: str = "ptb",
+    data_dir: str | None = None,
+    only: str | Iterable[str] | None = None,
+    threads: int | None = None,
+    memory: int | None = None,
+    seed: int = 0,
+    note: Callable[[str], None] = lambda line: None,
+    inline: bool = False,
+) -> Figures:
+    """The benchmark's row: headlines, the figures behind them, sizes, machine, commit, seconds.
+
+    A part that could not be measured has an `error` in its figures, and its headlines are None; a program that is not
+    exact ends everything. `inline` runs all in this process, for tests.
+    """
+    parts, timer = chosen_parts(only), Timer(sizes.seconds)
+    described = machine.describe(threads)
+    load = described["load_at_start"]
+    if load is not None and load > 0.5:
+        note(f"this machine is busy (load {load:.1f}): what is measured now is rough, ratios less so")
+    text, instead = material.choose_corpus(corpus, data_dir, sizes.train_tokens, seed)
+    if instead:
+        note(f"{instead}: measuring on {text.name} instead")
+    note(f"{text.name}: {text.train.num_tokens:,} training tokens, {len(text.vocabulary):,} words")
+    figures: Figures = {}
+    incomplete = []
+    with tempfile.TemporaryDirectory(prefix="vlhmm-bench-") as scratch:
+        folder = Path(scratch)
+        material.write_corpus(text, folder)
+        common = {"folder": scratch, "threads": threads, "memory": memory, "seed": seed}
+        bench = Bench(sizes, text, folder, timer, Inline if inline else Process, note, common)
+        for part in parts:
+            before = timer.spent
+            note(f"[{before:4.0f} s] {part}: {(getattr(Bench, part).__doc__ or '').strip()}")
+            try:
+                if timer.left <= 0:
+                    raise WorkerError(f"the benchmark's time ({sizes.seconds:.0f} s) was up")
+                figures[part] = getattr(bench, part)()
+            except WorkerError as error:
+                note(f"  not measured: {error}")
+                figures[part] = {"error": str(error)}
+                incomplete.append(part)
+            figures[part]["part_seconds"] = timer.spent - before
+    row = {
+        **headlines(figures),
+        "quick": sizes.name == "quick",
+        "sizes": sizes.name,
+        "sizes_measured": asdict(sizes),
+        "parts": list(parts),
+        "incomplete": incomplete,
+        "corpus": text.name,
+        "corpus_asked_for": corpus,
+        "corpus_instead": instead,
+        "vocabulary": len(text.vocabulary),
+        "train_tokens": text.train.num_tokens,
+        "seconds": timer.spent,
+        "machine": described,
+        "commit": machine.commit(),
+        "figures": figures,
+    }
+    return rounded(row)
+
+
+def headlines(figures: Figures) -> Figures:
+    """The promised keys, None where a part was not measured; then figures a reader will ask for next."""
+
+    def get(*path: str) -> Any:
+        value: Any = figures
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
+
+    ours = get("training", "block_factored", "tokens_per_s")
+
+    def by(theirs: float | None) -> float | None:
+        return ours / theirs if ours and theirs else None
+
+    return {
+        "block_factored_vs_lstm": get("training", "block_factored_vs_lstm"),
+        "block_factored_vs_naive": by(get("naive", "dense", "tokens_per_s")),
+        "naive_extrapolated": get("naive", "dense", "extrapolated"),
+        "softmax_share_of_peak": get("softmax", "share_of_peak"),
+        "softmax_peak_gb": get("softmax", "peak_gb"),
+        "estep_tokens_per_s": get("em", "estep_tokens_per_s"),
+        "states_2_17_vs_2_15": get("growth", "ratio"),
+        "states_2_17_peak_gb": get("growth", "large_peak_gb"),
+        "scoring_tokens_per_s": get("scoring", "tokens_per_s"),
+        "scoring_max_abs_diff": get("scoring", "check", "max_abs_diff"),
+        "block_factored_tokens_per_s": ours,
+        "block_factored_peak_gb": get("training", "block_factored", "peak_gb"),
+        "lstm_tokens_per_s": get("training", "lstm", "tokens_per_s"),
+        "block_factored_vs_package_lstm": get("training", "block_factored_vs_package_lstm"),
+        "em_iteration_tokens_per_s": get("em", "tokens_per_s"),
+        "em_peak_gb": get("em", "peak_gb"),
+        "softmax_tokens_per_s": get("softmax", "tokens_per_s"),
+        "naive_tokens_per_s": get("naive", "dense", "tokens_per_s"),
+        "naive_measured_states": get("naive", "dense", "measured_states"),
+        "block_factored_vs_naive_blocked": by(get("naive", "blocked", "tokens_per_s")),
+        "scoring_peak_gb": get("scoring", "peak_gb"),
+        "matmul_gflops": get("machine", "matmul_gflops"),
+    }
+
+
+def rounded(value: Any) -> Any:
+    """The same with six significant digits, and None for what is no finite number: plain JSON."""
+    if isinstance(value, dict):
+        return {key: rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(inner) for inner in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
