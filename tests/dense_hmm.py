@@ -110,20 +110,36 @@ def random_model(
     start = random.gamma(0.7, size=num_states)
     if kind == "zeros":
         transition *= random.random(transition.shape) < 0.7
-        emission *= (random.random(emission.shape) < 0.8) | (allowed.sum(1, keepdims=True) == 1)
         start *= random.random(num_states) < 0.7
-    enterable = emission.sum(1) > 0
-    if kind == "dead":
-        enterable[states_of_group[: num_groups - 1, -1]] &= size == 1
-    if not enterable.any():
-        enterable[:] = emission.sum(1) > 0
+        thinned = emission * (random.random(emission.shape) < 0.7)
+        emission = np.where(thinned.sum(1, keepdims=True) > 0, thinned, emission)
+    enterable = emission.sum(1) > 0  # under "uniform" a state may have no word
+    if kind == "dead" and size > 1:
+        enterable[states_of_group[:-1, -1]] = False
     transition *= enterable
     start *= enterable
     transition[transition.sum(1) == 0] = enterable
-    start = start if start.sum() else enterable.astype(float)
-    emission[emission.sum(1) == 0, 0] = 0
+    start = start if start.sum() > 0 else enterable.astype(float)
     transition /= transition.sum(1, keepdims=True)
     start /= start.sum()
-    emission /= np.maximum(emission.sum(1, keepdims=True), 1e-300)
+    emission /= np.where(emission.sum(1, keepdims=True) > 0, emission.sum(1, keepdims=True), 1)
     tables = DenseTables(start, transition, emission, group_of_word.tolist(), states_of_group.tolist(), dtype)
     return DenseModel(tables, vocabulary, rule)
+
+
+def kinds():
+    """Kinds of random models, for parametrized tests."""
+    return ("partition", "dead", "uniform", "zeros")
+
+
+def judged(model) -> tuple:
+    """The model as the oracle takes it: dense matrices, the id of <eos>, the rule."""
+    tables = model.tables
+    transition, emission = tables.dense()
+    return (
+        tables.start.double().numpy(),
+        transition.double().numpy(),
+        emission.double().numpy(),
+        model.vocabulary.eos,
+        model.rule,
+    )

@@ -30,7 +30,7 @@ class Timer:
 
 
 def contest(entries: Entries, rounds: int, launch: Launch, timer: Timer) -> dict[str, Figures]:
-    """By label: what each said when it was ready, the medians of its rounds, all its rounds and its peak memory.
+    """By label: what each said when it was ready, its rounds and their medians, and its peak memory.
 
     At least one round; another is begun only if it would end in time.
     """
@@ -50,7 +50,12 @@ def contest(entries: Entries, rounds: int, launch: Launch, timer: Timer) -> dict
         if not longest:
             raise WorkerError(f"{', '.join(entries)}: the benchmark's time was up before a step was timed")
         return {
-            label: {**ready[label], **summary(found[label]), **host.finish(timer.deadline), "rounds": found[label]}
+            label: {
+                **ready[label],
+                **summary(found[label]),
+                **host.finish(timer.deadline),
+                "rounds": found[label],
+            }
             for label, host in hosts.items()
         }
     finally:
@@ -75,6 +80,8 @@ def climb(entry: tuple[str, dict[str, Any]], launch: Launch, timer: Timer) -> Fi
         host.close()
 
 
-def paired_ratio(ours: Figures, theirs: Figures, value: Callable[[Figures], float] = lambda r: r["tokens"] / r["seconds"]) -> float:
+def paired_ratio(
+    ours: Figures, theirs: Figures, value: Callable[[Figures], float] = lambda r: r["tokens"] / r["seconds"]
+) -> float:
     """The median over rounds of our value by theirs in the same round."""
     return median(value(a) / value(b) for a, b in zip(ours["rounds"], theirs["rounds"], strict=True))

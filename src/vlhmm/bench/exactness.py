@@ -31,8 +31,8 @@ def refuse_above(what: str, difference: float, tolerance: float) -> None:
     """Nothing; a difference above the tolerance, or one that is no number, ends the benchmark."""
     if not difference <= tolerance:
         raise ExactnessError(
-            f"{what} differs from the plain twin by {difference:.2e}, expected at most {tolerance:.0e}; nothing was timed: "
-            "run the tests, and VLHMM_KERNELS=0 to leave the compiled kernels out"
+            f"{what} differs from the plain twin by {difference:.2e}, expected at most {tolerance:.0e}, so nothing "
+            "is timed; run the tests, and try VLHMM_KERNELS=0, which leaves the compiled kernels out"
         )
 
 
@@ -72,14 +72,16 @@ def plain_log_tiles(transition: Transition, from_group: Tensor, to_group: Tensor
 
 
 def leaves(potentials: ModelPotentials, dtype: torch.dtype) -> tuple[ModelPotentials, dict[str, Tensor]]:
-    """The same potentials cut off from their parameters, in `dtype`, and by name all their tables, which take gradients."""
+    """The same potentials in `dtype`, cut off from their parameters; and their tables, which take gradients."""
     found: dict[str, Tensor] = {}
 
     def leaf(name: str, table: Tensor) -> Tensor:
         found[name] = table.detach().to(dtype, copy=True).requires_grad_()
         return found[name]
 
-    tables = {field.name: getattr(potentials.transition, field.name) for field in fields(potentials.transition)}
+    tables = {
+        field.name: getattr(potentials.transition, field.name) for field in fields(potentials.transition)
+    }
     factors: dict[str, Any] = {
         name: leaf(name, table)
         for name, table in tables.items()
@@ -117,7 +119,9 @@ def check_step(
     tokens = sum(int(chain.lengths.sum()) for chain in prepared.chains)
     found = {
         "log_likelihood": abs(expected.log_likelihood - total.item()) / tokens,
-        "gradient": max(relative_difference(fast_tables[name].grad, table.grad) for name, table in plain_tables.items()),
+        "gradient": max(
+            relative_difference(fast_tables[name].grad, table.grad) for name, table in plain_tables.items()
+        ),
     }
     refuse_above("the log-likelihood of a token", found["log_likelihood"], LOG_LIKELIHOOD_TOLERANCE)
     refuse_above("the gradient", found["gradient"], GRADIENT_TOLERANCE)
@@ -136,7 +140,7 @@ def relative_difference(got: Tensor | None, expected: Tensor | None) -> float:
 
 @torch.no_grad()
 def plain_token_scores(tables: Tables, text: Text) -> Tensor:
-    """log p(x_t | x_<t) of every token, (N,), each line from the start: in log space, in float64, a line at a time."""
+    """log p(x_t | x_<t) of every token, (N,), each line from the start, in log space and float64."""
     double = tables.double()
     log_start, log_emission = double.start_of_group.log(), double.log_emission
     scores = []

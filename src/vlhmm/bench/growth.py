@@ -1,4 +1,4 @@
-"""How training speed and memory grow: with |Z| at fixed k, with k at fixed |Z|, with tokens a step; and the plot."""
+"""How speed and memory grow: with |Z| at fixed k, with k at fixed |Z|, with tokens a step; and the plot."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from vlhmm.bench.hosts import Launch
 from vlhmm.bench.sizes import Sizes
 from vlhmm.errors import ConfigError
 
-SERIES = {"states": "states |Z|, k fixed", "k": "states per block k, |Z| fixed", "tokens": "tokens a step"}
+SERIES = {"states": "states, k fixed", "k": "states per block k, states fixed", "tokens": "tokens a step"}
 
 
 class Point(NamedTuple):
@@ -49,14 +49,21 @@ def others(sizes: Sizes) -> Iterator[Point]:
 
 
 def measure_growth(
-    sizes: Sizes, settings: Callable[[Point], dict[str, Any]], launch: Launch, timer: Timer, note: Callable[[str], None]
+    sizes: Sizes,
+    settings: Callable[[Point], dict[str, Any]],
+    launch: Launch,
+    timer: Timer,
+    note: Callable[[str], None],
 ) -> dict[str, Any]:
-    """{ratio, points, skipped}: the large model's speed by the base's, every point, and those there was no time for."""
+    """{ratio, points, skipped, …}: the large model's speed by the base's, all points, those there was no time for."""
     base, large = pair(sizes)
     entries = {str(point): ("block-factored", settings(point)) for point in (base, large)}
     together = contest(entries, sizes.growth_rounds, launch, timer)
     points = [described(point, together[str(point)]) for point in (base, large)]
-    note(f"  {large.num_states} states beside {base.num_states}: {points[1]['tokens_per_s']:,.0f} and {points[0]['tokens_per_s']:,.0f} tokens/s")
+    note(
+        f"  {large.num_states} states beside {base.num_states}: "
+        f"{points[1]['tokens_per_s']:,.0f} and {points[0]['tokens_per_s']:,.0f} tokens/s"
+    )
     skipped, longest = [], 0.0
     for point in others(sizes):
         if timer.left < 1.4 * longest:
@@ -100,7 +107,9 @@ def require_plots() -> None:
     import importlib.util
 
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib, which is not installed; pip install 'vlhmm[plots]', or drop --plot")
+        raise ConfigError(
+            "--plot needs matplotlib, which is not installed; pip install 'vlhmm[plots]', or drop --plot"
+        )
 
 
 def plot(points: list[dict[str, Any]], sizes: Sizes, path: str | Path) -> None:
@@ -114,7 +123,9 @@ def plot(points: list[dict[str, Any]], sizes: Sizes, path: str | Path) -> None:
     grid = figure.subplots(2, len(SERIES), sharex="col", squeeze=False)
     for column, (name, entries) in enumerate(series(points, sizes).items()):
         x = [n for n, _ in entries]
-        for row, (field, label) in enumerate({"tokens_per_s": "training tokens/s", "peak_gb": "peak memory, GB"}.items()):
+        for row, (field, label) in enumerate(
+            {"tokens_per_s": "training tokens/s", "peak_gb": "peak memory, GB"}.items()
+        ):
             axes = grid[row, column]
             axes.plot(x, [p[field] or 0.0 for _, p in entries], marker="o", color="#1f5f8b")
             axes.set_xscale("log", base=2)
@@ -124,5 +135,7 @@ def plot(points: list[dict[str, Any]], sizes: Sizes, path: str | Path) -> None:
                 axes.set_ylabel(label)
         grid[1, column].set_xlabel(SERIES[name])
     base, _ = pair(sizes)
-    figure.suptitle(f"block-factored HMM, by gradient; base: {base}, λ={sizes.state_dropout}, h={sizes.hidden_size}")
+    figure.suptitle(
+        f"block-factored HMM, by gradient; base: {base}, λ={sizes.state_dropout}, h={sizes.hidden_size}"
+    )
     figure.savefig(path, dpi=120)

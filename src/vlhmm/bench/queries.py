@@ -27,8 +27,14 @@ def untrained_model(
         material.write_corpus(text, Path(scratch))
         material.write_blocks(text, sizes.scoring_blocks, sizes.exchange_sweeps, Path(scratch))
         settings = {
-            "folder": scratch, "num_states": sizes.scoring_states, "num_blocks": sizes.scoring_blocks, "memory": memory,
-            "hidden_size": sizes.hidden_size, "state_dropout": 0.0, "batch_tokens": sizes.batch_tokens, "seed": seed,
-        }  # fmt: skip
+            "folder": scratch,
+            "num_states": sizes.scoring_states,
+            "num_blocks": sizes.scoring_blocks,
+            "hidden_size": sizes.hidden_size,
+            "state_dropout": 0.0,
+            "batch_tokens": sizes.batch_tokens,
+            "memory": memory,
+            "seed": seed,
+        }
         model = random_model(settings)
     return model, {"corpus": text.name, "corpus_instead": instead, "sizes": sizes.name}

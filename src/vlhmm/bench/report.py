@@ -9,8 +9,17 @@ from vlhmm.bench.sizes import Sizes
 
 def markdown(row: dict[str, Any]) -> str:
     """A heading that says what was measured on what, then tables: headlines, contestants, growth."""
-    sized = {"full": "", "quick": " (quick: smaller sizes, rougher figures)"}.get(row["sizes"], f" ({row['sizes']} sizes)")
-    sections = [f"# vlhmm bench{sized}", context(row), table(("figure", "value"), headline_rows(row)), contestants(row), growth(row), notes(row)]
+    sized = {"full": "", "quick": " (quick: smaller sizes, rougher figures)"}.get(
+        row["sizes"], f" ({row['sizes']} sizes)"
+    )
+    sections = [
+        f"# vlhmm bench{sized}",
+        context(row),
+        table(("figure", "value"), headline_rows(row)),
+        contestants(row),
+        growth(row),
+        notes(row),
+    ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
@@ -18,8 +27,12 @@ def context(row: dict[str, Any]) -> str:
     """Machine, corpus, commit, time."""
     machine = row["machine"]
     memory = f", {machine['memory_gb']:.0f} GB" if machine["memory_gb"] else ""
-    load = f", load {machine['load_at_start']:.1f} at the start" if machine["load_at_start"] is not None else ""
-    instead = f" (instead of {row['corpus_asked_for']}: {row['corpus_instead']})" if row["corpus_instead"] else ""
+    load = (
+        f", load {machine['load_at_start']:.1f} at the start" if machine["load_at_start"] is not None else ""
+    )
+    instead = (
+        f" (instead of {row['corpus_asked_for']}: {row['corpus_instead']})" if row["corpus_instead"] else ""
+    )
     return (
         f"{machine['processor']}, {machine['threads']} threads{memory}{load}; torch {machine['torch']}, numba {machine['numba']}; "
         f"vlhmm {machine['vlhmm']}{' at ' + row['commit'] if row['commit'] else ''}. Corpus {row['corpus']}{instead}: "
@@ -30,7 +43,10 @@ def context(row: dict[str, Any]) -> str:
 def headline_rows(row: dict[str, Any]) -> list[tuple[str, ...]]:
     """(name, value) of the promised keys."""
     small = row["sizes_measured"]["growth_pair"]
-    pair = {"states_2_17_vs_2_15": f" ({small[1]} states by {small[0]})", "states_2_17_peak_gb": f" ({small[1]} states)"}
+    pair = {
+        "states_2_17_vs_2_15": f" ({small[1]} states by {small[0]})",
+        "states_2_17_peak_gb": f" ({small[1]} states)",
+    }
     return [(f"`{name}`{pair.get(name, '')}", shown(row[name])) for name in HEADLINES]
 
 
@@ -42,8 +58,14 @@ def contestants(row: dict[str, Any]) -> str:
     def add(title: str, found: dict[str, Any] | None, speed: str = "tokens_per_s") -> None:
         if found and speed in found:
             states = found.get("num_states")
-            check = ", ".join(f"{name} {value:.1e}" for name, value in found.get("check", {}).items() if isinstance(value, float))
-            lines.append((title, shown(states), shown(found[speed]), shown(found.get("peak_gb")), check or "–"))
+            check = ", ".join(
+                f"{name} {value:.1e}"
+                for name, value in found.get("check", {}).items()
+                if isinstance(value, float)
+            )
+            lines.append(
+                (title, shown(states), shown(found[speed]), shown(found.get("peak_gb")), check or "–")
+            )
 
     training, naive = figures.get("training", {}), figures.get("naive", {})
     add("block-factored, gradient", training.get("block_factored"))
@@ -54,12 +76,19 @@ def contestants(row: dict[str, Any]) -> str:
     add("LSTM 2 x h, this package's, streams", training.get("package_lstm"))
     for variant, found in naive.items():
         if isinstance(found, dict):
-            largest = found["sizes"][-1] | {"tokens_per_s": found["measured_tokens_per_s"], "check": found["check"]}
+            largest = found["sizes"][-1] | {
+                "tokens_per_s": found["measured_tokens_per_s"],
+                "check": found["check"],
+            }
             add(f"naive, {variant}, the largest measured", largest)
             if found["extrapolated"]:
                 add(f"naive, {variant}, extrapolated", {**found, "peak_gb": None, "check": {}})
     add("scoring, parameters cached", figures.get("scoring"))
-    return table(("contestant", "states", "tokens/s", "peak GB", "difference from its twin"), lines) if lines else ""
+    return (
+        table(("contestant", "states", "tokens/s", "peak GB", "difference from its twin"), lines)
+        if lines
+        else ""
+    )
 
 
 def growth(row: dict[str, Any]) -> str:
@@ -67,11 +96,19 @@ def growth(row: dict[str, Any]) -> str:
     points = row["figures"].get("growth", {}).get("points")
     if not points:
         return ""
-    sizes = Sizes(**{name: tuple(v) if isinstance(v, list) else v for name, v in row["sizes_measured"].items()})
+    sizes = Sizes(
+        **{name: tuple(v) if isinstance(v, list) else v for name, v in row["sizes_measured"].items()}
+    )
     tables = []
     for name, entries in series(points, sizes).items():
         lines = [
-            (shown(x), shown(p["num_blocks"]), shown(p["tokens_per_s"]), f"{p['seconds_per_step']:.3f}", shown(p["peak_gb"]))
+            (
+                shown(x),
+                shown(p["num_blocks"]),
+                shown(p["tokens_per_s"]),
+                f"{p['seconds_per_step']:.3f}",
+                shown(p["peak_gb"]),
+            )
             for x, p in entries
         ]
         tables.append(table((SERIES[name], "blocks", "tokens/s", "s a step", "peak GB"), lines))
@@ -90,7 +127,9 @@ def notes(row: dict[str, Any]) -> str:
     lines += [f"naive, {name}: {found['ended']}." for name, found in naive.items() if isinstance(found, dict)]
     if "flops_counted" in row["figures"].get("softmax", {}):
         share = row["figures"]["softmax"]["share_of_peak_transitions_only"]
-        lines.append(f"Share of peak counts {row['figures']['softmax']['flops_counted']}; transitions alone: {share:.0%}.")
+        lines.append(
+            f"Share of peak counts {row['figures']['softmax']['flops_counted']}; transitions alone: {share:.0%}."
+        )
     lines += [f"{part}: not measured ({row['figures'][part]['error']})." for part in row["incomplete"]]
     skipped = row["figures"].get("growth", {}).get("skipped")
     if skipped:
@@ -102,7 +141,10 @@ def table(header: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
     """A Markdown table, columns aligned."""
     rows = [header, *lines]
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    rendered = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows]
+    rendered = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    ]
     rendered.insert(1, "| " + " | ".join("-" * width for width in widths) + " |")
     return "\n".join(rendered)
 

@@ -14,9 +14,9 @@ from typing import Any
 from vlhmm.bench import machine, material
 from vlhmm.bench.contest import Figures, Timer, climb, contest, paired_ratio
 from vlhmm.bench.errors import WorkerError
+from vlhmm.bench.extrapolation import at_size
 from vlhmm.bench.growth import Point, measure_growth
 from vlhmm.bench.hosts import Inline, Launch, Process
-from vlhmm.bench.naive import extrapolated_seconds, operations
 from vlhmm.bench.sizes import FULL, Sizes
 from vlhmm.config import unknown
 from vlhmm.data import Corpus
@@ -44,7 +44,14 @@ class Bench:
     """One benchmark under way. `run_bench` is the way in."""
 
     def __init__(
-        self, sizes: Sizes, corpus: Corpus, folder: Path, timer: Timer, launch: Launch, note: Callable[[str], None], common: Figures
+        self,
+        sizes: Sizes,
+        corpus: Corpus,
+        folder: Path,
+        timer: Timer,
+        launch: Launch,
+        note: Callable[[str], None],
+        common: Figures,
     ) -> None:
         self.sizes, self.corpus, self.folder, self.timer = sizes, corpus, folder, timer
         self.launch, self.note, self.common = launch, note, common
@@ -54,15 +61,23 @@ class Bench:
         """What a worker is told; the blocks it will read are there."""
         material.write_blocks(self.corpus, num_blocks, self.sizes.exchange_sweeps, self.folder)
         sizes = self.sizes
-        shared = {"hidden_size": sizes.hidden_size, "state_dropout": sizes.state_dropout, "batch_tokens": sizes.batch_tokens}
+        shared = {
+            "hidden_size": sizes.hidden_size,
+            "state_dropout": sizes.state_dropout,
+            "batch_tokens": sizes.batch_tokens,
+        }
         return {**self.common, **shared, "num_states": num_states, "num_blocks": num_blocks, **more}
 
     # ---- the parts
 
     def machine(self) -> Figures:
         """Matrix products and copies, alone."""
-        found = contest({"machine": ("machine", {**self.common, **self.tiny_machine})}, 3, self.launch, self.timer)["machine"]
-        self.note(f"  {found['matmul_gflops']:.0f} GFLOP/s in matrix products, {found['copy_gb_per_s']:.0f} GB/s copying")
+        found = contest(
+            {"machine": ("machine", {**self.common, **self.tiny_machine})}, 3, self.launch, self.timer
+        )["machine"]
+        self.note(
+            f"  {found['matmul_gflops']:.0f} GFLOP/s in matrix products, {found['copy_gb_per_s']:.0f} GB/s copying"
+        )
         return found
 
     def training(self) -> Figures:
@@ -78,7 +93,9 @@ class Bench:
         found = contest(entries, sizes.rounds, self.launch, self.timer)
         found["block_factored"] |= {"num_states": sizes.num_states, "num_blocks": sizes.num_blocks}
         for label in ("block_factored", "lstm", "package_lstm"):
-            self.note(f"  {label}: {found[label]['tokens_per_s']:,.0f} tokens/s, {found[label]['peak_gb'] or 0:.1f} GB")
+            self.note(
+                f"  {label}: {found[label]['tokens_per_s']:,.0f} tokens/s, {found[label]['peak_gb'] or 0:.1f} GB"
+            )
         return {
             **found,
             "block_factored_vs_lstm": paired_ratio(found["block_factored"], found["lstm"]),
@@ -89,13 +106,24 @@ class Bench:
         """The paper's model, streamed, beside the machine's matrix-product rate."""
         sizes = self.sizes
         # the plain twin of a softmax row is |Z| wide: fewer tokens to check
-        settings = self.settings(sizes.softmax_states, sizes.softmax_blocks, transition="softmax", check_tokens=8)
-        entries = {"machine": ("machine", {**self.common, **self.tiny_machine}), "softmax": ("softmax", settings)}
+        settings = self.settings(
+            sizes.softmax_states, sizes.softmax_blocks, transition="softmax", check_tokens=8
+        )
+        entries = {
+            "machine": ("machine", {**self.common, **self.tiny_machine}),
+            "softmax": ("softmax", settings),
+        }
         found = contest(entries, sizes.softmax_rounds, self.launch, self.timer)
         rates = zip(found["softmax"]["rounds"], found["machine"]["rounds"], strict=True)
-        shares = [(s["flops"] / peak, s["transition_flops"] / peak) for s, m in rates for peak in [m["matmul_gflops"] * 1e9 * s["seconds"]]]
+        shares = [
+            (s["flops"] / peak, s["transition_flops"] / peak)
+            for s, m in rates
+            for peak in [m["matmul_gflops"] * 1e9 * s["seconds"]]
+        ]
         share, transition_share = (median(part) for part in zip(*shares, strict=True))
-        self.note(f"  {found['softmax']['tokens_per_s']:,.0f} tokens/s, {share:.0%} of the matrix-product rate, {found['softmax']['peak_gb'] or 0:.1f} GB")
+        self.note(
+            f"  {found['softmax']['tokens_per_s']:,.0f} tokens/s, {share:.0%} of the matrix-product rate, {found['softmax']['peak_gb'] or 0:.1f} GB"
+        )
         return {
             **found["softmax"],
             "num_states": sizes.softmax_states,
@@ -115,8 +143,15 @@ class Bench:
         )  # fmt: skip
         found = contest({"em": ("em", settings)}, sizes.em_rounds, self.launch, self.timer)["em"]
         estep = median(r["tokens"] / r["estep_seconds"] for r in found["rounds"])
-        self.note(f"  E-step {estep:,.0f} tokens/s, whole iteration {found['tokens_per_s']:,.0f}, {found['peak_gb'] or 0:.1f} GB")
-        return {**found, "num_states": sizes.em_states, "num_blocks": sizes.em_blocks, "estep_tokens_per_s": estep}
+        self.note(
+            f"  E-step {estep:,.0f} tokens/s, whole iteration {found['tokens_per_s']:,.0f}, {found['peak_gb'] or 0:.1f} GB"
+        )
+        return {
+            **found,
+            "num_states": sizes.em_states,
+            "num_blocks": sizes.em_blocks,
+            "estep_tokens_per_s": estep,
+        }
 
     def scoring(self) -> Figures:
         """A long text, all its tiles cached."""
@@ -125,9 +160,13 @@ class Bench:
             sizes.scoring_states, sizes.scoring_blocks,
             scoring_tokens=sizes.scoring_tokens, scoring_sample=sizes.scoring_sample,
         )  # fmt: skip
-        found = contest({"scoring": ("scoring", settings)}, sizes.scoring_rounds, self.launch, self.timer)["scoring"]
+        found = contest({"scoring": ("scoring", settings)}, sizes.scoring_rounds, self.launch, self.timer)[
+            "scoring"
+        ]
         first = found["tokens"] / found["first_pass_seconds"]
-        self.note(f"  {found['tokens_per_s']:,.0f} tokens/s ({first:,.0f} in the first pass), {found['peak_gb'] or 0:.1f} GB")
+        self.note(
+            f"  {found['tokens_per_s']:,.0f} tokens/s ({first:,.0f} in the first pass), {found['peak_gb'] or 0:.1f} GB"
+        )
         sized = {"num_states": sizes.scoring_states, "num_blocks": sizes.scoring_blocks}
         return {**found, **sized, "first_pass_tokens_per_s": first}
 
@@ -144,7 +183,9 @@ class Bench:
             climbed = climb(("naive", settings), self.launch, self.timer)
             if not climbed["sizes"]:
                 raise WorkerError(f"the naive program held no size at all: {climbed['ended']}")
-            found[variant] = climbed | naive_at(climbed, variant, sizes.num_states, len(self.corpus.vocabulary), sizes.hidden_size)
+            found[variant] = climbed | at_size(
+                climbed, variant, sizes.num_states, len(self.corpus.vocabulary), sizes.hidden_size
+            )
             largest = climbed["sizes"][-1]
             self.note(
                 f"  {variant}: {largest['tokens'] / largest['seconds']:,.1f} tokens/s at {largest['num_states']} states "
@@ -157,30 +198,17 @@ class Bench:
         """The block-factored model at other sizes."""
 
         def settings(point: Point) -> Figures:
-            return self.settings(point.num_states, point.num_blocks, transition="block-factored", batch_tokens=point.batch_tokens)
+            return self.settings(
+                point.num_states,
+                point.num_blocks,
+                transition="block-factored",
+                batch_tokens=point.batch_tokens,
+            )
 
         return measure_growth(self.sizes, settings, self.launch, self.timer, self.note)
 
 
 PARTS = ("machine", "training", "softmax", "em", "scoring", "naive", "growth")
-
-
-def naive_at(climbed: Figures, variant: Any, num_states: int, vocab_size: int, width: int) -> Figures:
-    """{tokens_per_s, extrapolated, measured_states} of the naive program at `num_states`."""
-    largest = climbed["sizes"][-1]
-    exact = next((size for size in climbed["sizes"] if size["num_states"] == num_states), None)
-    if exact is not None:
-        seconds = exact["seconds"]
-    else:
-        seconds = extrapolated_seconds(climbed["sizes"], operations(variant, num_states, largest["tokens"], vocab_size, width))
-    return {
-        "num_states": num_states,
-        "seconds": seconds,
-        "tokens_per_s": largest["tokens"] / seconds,
-        "extrapolated": exact is None,
-        "measured_states": largest["num_states"],
-        "measured_tokens_per_s": largest["tokens"] / largest["seconds"],
-    }
 
 
 def chosen_parts(only: str | Iterable[str] | None) -> tuple[str, ...]:

@@ -61,9 +61,16 @@ class HMMTraining:
         folder = Path(settings["folder"])
         self.settings, self.corpus = settings, read_corpus(folder)
         self.blocks = read_blocks(folder, settings["num_states"], settings["num_blocks"])
-        self.scratch = tempfile.TemporaryDirectory()  # nothing is written there unless a check or checkpoint is asked for
+        self.scratch = (
+            tempfile.TemporaryDirectory()
+        )  # nothing is written there unless a check or checkpoint is asked for
         self.trainer = Trainer(
-            self.corpus, run_config(settings), RunFolder(self.scratch.name), self.blocks, "cpu", settings.get("memory")
+            self.corpus,
+            run_config(settings),
+            RunFolder(self.scratch.name),
+            self.blocks,
+            "cpu",
+            settings.get("memory"),
         )
 
     def prepare(self) -> dict[str, Any]:
@@ -97,7 +104,11 @@ class SoftmaxTraining(HMMTraining):
         kept = self.trainer.kept().slots
         slots = self.blocks.states_per_group if kept is None else kept.shape[1]
         parts = softmax_flops(
-            self.blocks.num_groups * slots, slots, occurring, self.settings["hidden_size"], self.blocks.vocab_size
+            self.blocks.num_groups * slots,
+            slots,
+            occurring,
+            self.settings["hidden_size"],
+            self.blocks.vocab_size,
         )
         return {**super().step(), "flops": sum(parts.values()), "transition_flops": parts["transitions"]}
 
@@ -112,7 +123,9 @@ def source_blocks(batches: list[Batch], group_of_word: Tensor) -> int:
     return len(torch.cat(left).unique())
 
 
-def softmax_flops(num_states: int, slots: int, occurring: int, width: int, vocab_size: int) -> dict[str, float]:
+def softmax_flops(
+    num_states: int, slots: int, occurring: int, width: int, vocab_size: int
+) -> dict[str, float]:
     """Operations in matrix products of one softmax step, two a multiply-add, by part.
 
     transitions: for the rows of blocks that occur, the logits once for the tiles' normalizer and once more in the
@@ -187,10 +200,14 @@ class LSTMTraining:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.corpus = read_corpus(Path(settings["folder"]))
         eos = self.corpus.vocabulary.eos
-        torch.manual_seed(settings["seed"])  # nn.LSTM draws its weights from the global generator; this is our process
+        torch.manual_seed(
+            settings["seed"]
+        )  # nn.LSTM draws its weights from the global generator; this is our process
         self.model = PlainLSTM(len(self.corpus.vocabulary), settings["hidden_size"], eos)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True)
-        plan = make_plan(self.corpus.train, run_config({**settings, "transition": "block-factored"}).training, eos)
+        plan = make_plan(
+            self.corpus.train, run_config({**settings, "transition": "block-factored"}).training, eos
+        )
         self.batches, self.number = [batch for step in plan(0) for batch in step], 0
 
     def prepare(self) -> dict[str, Any]:

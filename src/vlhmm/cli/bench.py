@@ -29,18 +29,37 @@ examples:
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """The parser of this verb, added to `subparsers`."""
     parser = verb_parser(
-        subparsers, "bench", "how fast this machine trains, scores and answers", "Measure training, scoring and queries here.", EPILOG
+        subparsers,
+        "bench",
+        "how fast this machine trains, scores and answers",
+        "Measure training, scoring and queries here.",
+        EPILOG,
     )
-    parser.add_argument("subject", nargs="?", choices=("queries",), metavar="queries", help="measure queries instead of training and scoring")
-    parser.add_argument("--run", dest="run_folder", metavar="RUN", help="queries: a trained model (default: an untrained one, 2^15 states)")
+    parser.add_argument(
+        "subject",
+        nargs="?",
+        choices=("queries",),
+        metavar="queries",
+        help="measure queries instead of training and scoring",
+    )
+    parser.add_argument(
+        "--run",
+        dest="run_folder",
+        metavar="RUN",
+        help="queries: a trained model (default: an untrained one, 2^15 states)",
+    )
     parser.add_argument("--quick", action="store_true", help="smaller sizes, 3 minutes at most")
     parser.add_argument("--only", metavar="PART,PART", help="some parts only")
-    parser.add_argument("--corpus", choices=("ptb", "sotu", "synthetic"), default="ptb", help="default: ptb, or what there is")
+    parser.add_argument(
+        "--corpus", choices=("ptb", "sotu", "synthetic"), default="ptb", help="default: ptb, or what there is"
+    )
     parser.add_argument("--data-dir", metavar="DIR", help="where ptb lies (default: $VLHMM_DATA)")
     parser.add_argument("--out", metavar="FILE.json", help="the whole row as JSON")
     parser.add_argument("--markdown", metavar="FILE.md", help="the tables")
     parser.add_argument("--plot", metavar="FILE.png", help="the growth curves (needs the extra plots)")
-    parser.add_argument("--scale", choices=("full", "quick", "tiny"), help=argparse.SUPPRESS)  # tiny: for tests
+    parser.add_argument(
+        "--scale", choices=("full", "quick", "tiny"), help=argparse.SUPPRESS
+    )  # tiny: for tests
     add_format(parser)
     add_machine_options(parser)
     parser.set_defaults(run=run)

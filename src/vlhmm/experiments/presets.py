@@ -24,8 +24,8 @@ def em(num_states: int, num_blocks: int, epochs: float, **training: object) -> R
 
 
 def default() -> RunConfig:
-    """2^13 states in 128 blocks, generalized EM; a few minutes a million tokens"""
-    return em(2**13, 128, 200)
+    """2^13 states in 256 blocks, generalized EM; a few minutes a million tokens"""
+    return em(2**13, 256, 200)
 
 
 def tiny() -> RunConfig:
@@ -35,8 +35,8 @@ def tiny() -> RunConfig:
 
 
 def demo() -> RunConfig:
-    """2^12 states in 128 blocks; what `vlhmm demo` trains"""
-    return em(2**12, 128, 80)
+    """2^13 states in 256 blocks; what `vlhmm demo` trains"""
+    return em(2**13, 256, 100)
 
 
 def em_ptb() -> RunConfig:

@@ -140,7 +140,7 @@ def _best_paths(
 
 
 def _pieces(process: Process, ids: Sequence[int], eos: bool, memory: float) -> tuple[Piece, Piece]:
-    """(the chain of the words, the same with p(<eos> | z) for the last word's state z as part of the text)."""
+    """(the chain of the words, the same with p(<eos> | z) of the last state z as part of the text)."""
     if not ids:
         raise QueryError("an empty text has no states; give at least one word")
     size = process.states_per_group

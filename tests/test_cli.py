@@ -1,0 +1,235 @@
+"""The command line as a user meets it: the way from a text to a perplexity, and every bad input with its sentence."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_training import toy_lines
+
+from vlhmm.cli.common import byte_size, clock, duration
+from vlhmm.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("cli")
+    for name, count, seed in (("train", 300, 1), ("valid", 50, 2), ("test", 40, 3)):
+        (folder / f"{name}.txt").write_text("\n".join(map(" ".join, toy_lines(count, seed))) + "\n")
+    code = main(
+        ["train", str(folder / "train.txt"), "--valid", str(folder / "valid.txt"), "--preset", "tiny", "--states", "32",
+         "--blocks", "4", "--epochs", "8", "--out", str(folder / "run"), "--quiet"]
+    )  # fmt: skip
+    assert code == 0
+    return folder
+
+
+def run(capsys, *arguments) -> tuple[int, str, str]:
+    code = main([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_train_then_evaluate(capsys, folder):
+    code, out, _ = run(capsys, "evaluate", folder / "run", folder / "test.txt", "--format", "json")
+    report = json.loads(out)
+    assert code == 0
+    assert (report["sentences"], report["tokens"], report["words"]) == (40, 280, 240)
+    assert report["context"] == "reset" and 1 < report["perplexity"] < 5
+    code, out, _ = run(capsys, "evaluate", folder / "run", folder / "test.txt", "--context", "both", "--format", "jsonl")
+    rules = [json.loads(line)["context"] for line in out.splitlines()]
+    assert rules == ["reset", "carry"]
+
+
+def test_packed_text_and_standard_input_give_the_same_number(capsys, folder, monkeypatch):
+    packed = folder / "test.txt.gz"
+    packed.write_bytes(gzip.compress((folder / "test.txt").read_bytes()))
+    numbers = set()
+    for name in (folder / "test.txt", packed):
+        numbers.add(json.loads(run(capsys, "evaluate", folder / "run", name, "--format", "json")[1])["perplexity"])
+    process = subprocess.run(
+        [sys.executable, "-m", "vlhmm", "evaluate", str(folder / "run"), "-", "--format", "json"],
+        input=(folder / "test.txt").read_bytes(), capture_output=True, check=True,
+    )  # fmt: skip
+    numbers.add(json.loads(process.stdout)["perplexity"])
+    assert len(numbers) == 1
+
+
+def test_oov_is_counted_apart_from_literal_unk(capsys, folder, tmp_path):
+    text = tmp_path / "odd.txt"
+    text.write_text("the big zebra here runs .\nthe <unk> cat here runs .\n")
+    report = json.loads(run(capsys, "evaluate", folder / "run", text, "--format", "json")[1])
+    assert (report["oov"], report["literal_unk"]) == (1, 1)
+    assert report["perplexity_without_oov"] < report["perplexity"]
+
+
+def test_rerunning_a_finished_run_does_nothing(capsys, folder):
+    before = (folder / "run" / "model.safetensors").stat().st_mtime_ns
+    code, out, _ = run(
+        capsys, "train", folder / "train.txt", "--valid", folder / "valid.txt", "--preset", "tiny", "--states", "32",
+        "--blocks", "4", "--epochs", "8", "--out", folder / "run", "--format", "json",
+    )  # fmt: skip
+    assert code == 0 and json.loads(out)["finished"]
+    assert (folder / "run" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_dry_run_writes_nothing(capsys, folder, tmp_path):
+    code, out, _ = run(
+        capsys, "train", folder / "train.txt", "--valid", folder / "valid.txt", "--preset", "tiny", "--blocks", "4",
+        "--dry-run", "--format", "json", "--out", tmp_path / "never",
+    )  # fmt: skip
+    estimate = json.loads(out)
+    assert code == 0 and not (tmp_path / "never").exists()
+    assert estimate["parameters"] > 1000 and estimate["seconds_per_epoch"] > 0 and estimate["num_states"] == 64
+
+
+def test_blocks_from_a_paths_file(capsys, folder, tmp_path):
+    paths = tmp_path / "paths.txt"
+    assert run(capsys, "cluster", folder / "train.txt", "--blocks", "4", "--out", paths, "--quiet")[0] == 0
+    arguments = ["train", folder / "train.txt", "--valid", folder / "valid.txt", "--preset", "tiny", "--epochs", "2", "--paths", paths]
+    assert run(capsys, *arguments, "--blocks", "4", "--out", tmp_path / "run")[0] == 0
+    code, _, err = run(capsys, *arguments, "--out", tmp_path / "other")
+    assert code == 2 and "has 4 blocks, the model 8; add --blocks 4" in err
+
+
+def spoiled(source: Path, target: Path, name: str, content: bytes) -> Path:
+    """A copy of a run with one file replaced."""
+    target.mkdir()
+    for path in source.iterdir():
+        if path.is_file():
+            (target / path.name).write_bytes(path.read_bytes())
+    (target / name).write_bytes(content)
+    return target
+
+
+def bad_inputs(folder: Path, tmp: Path) -> dict[str, tuple[list, str]]:
+    """What is tried: arguments -> what the one line must say."""
+    train, valid, good = folder / "train.txt", folder / "valid.txt", folder / "run"
+    (tmp / "empty.txt").touch()
+    (tmp / "latin.txt").write_bytes(b"fine\ncaf\xe9\n")
+    (tmp / "eos.txt").write_text("a <eos> b\n")
+    (tmp / "ptb").mkdir()
+    (tmp / "ptb" / "ptb.train.txt").write_text("too short\n")
+    (tmp / "ptb" / "ptb.valid.txt").write_text("too short\n")
+    (tmp / "ptb" / "ptb.test.txt").write_text("too short\n")
+    (tmp / "paths.txt").write_text("0\tthe\t5\n1\tcat\t3\n")
+    tiny = ["train", train, "--valid", valid, "--preset", "tiny", "--out", tmp / "out"]
+    words = (good / "vocabulary.txt").read_bytes()
+    return {
+        "empty file": (["train", tmp / "empty.txt", "--valid", valid, "--out", tmp / "out"], "empty.txt is empty"),
+        "not UTF-8": (["train", tmp / "latin.txt", "--valid", valid, "--out", tmp / "out"], "line 2: not UTF-8"),
+        "literal <eos>": (["evaluate", good, tmp / "eos.txt"], "line 1: literal <eos>"),
+        "missing file": (["evaluate", good, tmp / "nowhere.txt"], "nowhere.txt"),
+        "missing split": (["train", train, "--out", tmp / "out"], "--valid is missing"),
+        "missing out": (["train", train, "--valid", valid], "--out is missing"),
+        "truncated corpus": (["train", "ptb", "--data-dir", tmp, "--out", tmp / "out"], "looks truncated"),
+        "unknown preset": ([*tiny, "--preset", "pper-ptb"], "did you mean paper-ptb?"),
+        "unknown key": ([*tiny, "--set", "training.rte=1"], "did you mean training.rate?"),
+        "k does not divide": ([*tiny, "--states", "100"], "not a multiple of num_blocks=8"),
+        "more blocks than words": ([*tiny, "--states", "640", "--blocks", "64"], "blocks"),
+        "bad number": ([*tiny, "--states", "many"], "takes a whole number"),
+        "dropout of one": ([*tiny, "--set", "training.state_dropout=1"], "[0, 1)"),
+        "no CUDA": ([*tiny, "--device", "cuda"], "no CUDA device"),
+        "no threads": ([*tiny, "--threads", "0"], "--threads 0 must be at least 1"),
+        "memory too small": ([*tiny, "--memory", "1k", "--blocks", "4"], "raise --memory"),
+        "word without a block": ([*tiny, "--paths", tmp / "paths.txt", "--blocks", "2"], "block"),
+        "no run": (["evaluate", tmp / "nothing", valid], "does not exist"),
+        "foreign folder": (["evaluate", tmp, valid], "has no config.json"),
+        "corrupt weights": (["evaluate", spoiled(good, tmp / "a", "model.safetensors", b"junk" * 9), valid], "damaged"),
+        "corrupt config": (["evaluate", spoiled(good, tmp / "b", "config.json", b"{"), valid], "damaged"),
+        "foreign config": (["evaluate", spoiled(good, tmp / "c", "config.json", b'{"a": 1}'), valid], "format version"),
+        "other vocabulary": (["evaluate", spoiled(good, tmp / "d", "vocabulary.txt", words + b"more\n"), valid], "more"),
+        "no streams": (["evaluate", good, valid, "--streams", "0"], "--streams 0 must be at least 1"),
+    }
+
+
+
+def test_every_bad_input_gets_one_line_and_exit_code_two(capsys, folder, tmp_path):
+    for name, (arguments, says) in bad_inputs(folder, tmp_path).items():
+        code, out, err = run(capsys, *arguments, *(["--quiet"] if "--quiet" not in arguments else []))
+        assert code == 2, (name, code, err)
+        assert says in err, (name, err)
+        assert len(err.strip().splitlines()) == 1 and "Traceback" not in err, (name, err)
+        assert out == "", (name, out)
+        assert not (tmp_path / "out" / "model.safetensors").exists(), name
+
+
+def test_offline_corpus_is_one_clear_sentence(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLHMM_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    code, _, err = run(capsys, "train", "ptb", "--out", tmp_path / "run", "--quiet")
+    assert code == 2 and len(err.strip().splitlines()) == 1 and "VLHMM_DATA" in err
+
+
+def test_full_disk_keeps_what_was_there(capsys, folder, tmp_path, monkeypatch):
+    import errno
+
+    import vlhmm.training.run_folder as run_folder
+
+    arguments = ["train", folder / "train.txt", "--valid", folder / "valid.txt", "--preset", "tiny", "--blocks", "4", "--out",
+                 tmp_path / "run", "--quiet"]  # fmt: skip
+    assert run(capsys, *arguments, "--time-limit", "0s")[0] == 0
+    before = sorted(p.name for p in (tmp_path / "run").rglob("*"))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_folder, "save_file", full)
+    code, _, err = run(capsys, *arguments)
+    assert code == 2 and "No space left on device" in err and len(err.strip().splitlines()) == 1
+    monkeypatch.undo()
+    left = sorted(p.name for p in (tmp_path / "run").rglob("*") if p.name != "journal.jsonl")
+    assert left == [name for name in before if name != "journal.jsonl"]
+    assert run(capsys, *arguments)[0] == 0
+
+
+def test_interrupt_leaves_a_checkpoint_and_exit_code_130(folder, tmp_path):
+    import signal
+    import time
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vlhmm", "train", str(folder / "train.txt"), "--valid", str(folder / "valid.txt"), "--preset",
+         "tiny", "--blocks", "4", "--epochs", "100000", "--out", str(tmp_path / "run")],
+        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    for line in process.stderr:
+        if line.startswith("epoch"):
+            break
+    process.send_signal(signal.SIGINT)
+    process.stderr.read()
+    assert process.wait(timeout=30) == 130
+    time.sleep(0)
+    state = json.loads((tmp_path / "run" / "checkpoint" / "state.json").read_text())
+    assert state["step"] > 0
+    process.stderr.close()
+
+
+def test_closed_pipe_is_quiet(folder):
+    process = subprocess.run(
+        f"{sys.executable} -m vlhmm cluster {folder / 'train.txt'} --blocks 4 --quiet | true",
+        shell=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert process.returncode == 0 and process.stderr == ""
+
+
+@pytest.mark.parametrize("text,seconds", [("90", 90), ("90s", 90), ("15m", 900), ("1.5h", 5400), ("1h30m", 5400)])
+def test_durations(text, seconds):
+    assert duration(text) == seconds
+
+
+def test_sizes_and_clock():
+    assert byte_size("4G") == 4 * 1024**3 and byte_size("500M") == 500 * 1024**2 and byte_size("12") == 12
+    assert clock(59) == "0:59" and clock(3661) == "1:01:01"
+    for wrong in ("", "fast", "4X"):
+        with pytest.raises(Exception, match="no size|no duration"):
+            byte_size(wrong) if wrong == "4X" else duration(wrong)
+
+
+def test_unknown_verb_lists_the_verbs(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["trian"])
+    assert stopped.value.code == 2 and "train" in capsys.readouterr().err
