@@ -1,6 +1,7 @@
 """Small models to ask: random dense ones by hypothesis, and real `Tables` of every parameterization."""
 
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from dense_hmm import DenseModel, random_model
@@ -8,6 +9,7 @@ from models import KINDS, VOCABULARY, small_hmm
 from vlhmm.model.tables import Tables
 
 RULES = ("reset", "carry")
+MANY = settings(deadline=None, max_examples=60, derandomize=True)
 
 
 def real_model(kind: str, rule: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> DenseModel:
@@ -22,7 +24,7 @@ REAL = [(kind, rule) for i, kind in enumerate(KINDS) for rule in (RULES if i % 3
 
 @st.composite
 def models(draw, max_words: int = 3) -> DenseModel:
-    """A random dense model: partitions of 1 to 3 states a block, dead slots, overlapping groups, exact zeros."""
+    """A random dense model: 1 to 3 states a block, dead slots, overlapping groups, exact zeros."""
     return random_model(
         seed=draw(st.integers(0, 10_000)),
         num_words=draw(st.integers(1, max_words)),

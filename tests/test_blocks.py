@@ -12,7 +12,6 @@ from vlhmm.blocks import (
     Blocks,
     allocate_states,
     frequency_blocks,
-    make_blocks,
     read_paths,
     share_states,
     write_paths,
@@ -121,9 +120,6 @@ def test_another_seed_gives_another_uniform_constraint():
         (lambda: share_states(1000, 128), "num_states=1000 is not a multiple of num_blocks=128.*896 or 1024"),
         (lambda: share_states(100, 128), "ask for 128"),
         (lambda: frequency_blocks(np.array([3, 1]), 3), "num_blocks=3 is more than the 2"),
-        (lambda: make_blocks("brwon", np.array([0]), 1, num_states=1), "did you mean brown"),
-        (lambda: make_blocks("brown", np.array([0, 1]), 2, num_states=3, num_blocks=2), "not a multiple"),
-        (lambda: make_blocks("frequency", np.array([0, 5]), 2, num_states=2, num_blocks=2), "token 5"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(make, message):
@@ -310,26 +306,6 @@ def test_frequency_blocks_are_runs_of_words_by_frequency(counts, data):
     size = int((blocks == 0).sum())
     best = min(abs(prefix[n] - share) for n in range(1, len(counts) - num_blocks + 2))
     assert num_blocks == 1 or abs(prefix[size] - share) == best
-
-
-def test_every_kind_of_blocks_by_its_name():
-    tokens = np.array([0, 1, 2, 3] * 5 + [0, 0, 0, 0])
-    brown = make_blocks("brown", tokens, 4, num_states=16, num_blocks=2)
-    assert (brown.num_groups, brown.states_per_group, brown.partition) == (2, 8, True)
-    frequency = make_blocks("frequency", tokens, 4, num_states=16, num_blocks=2)
-    assert frequency.group_of_word.tolist() == [0, 0, 1, 1]  # 9 + 5 is nearer 12 than 9 is
-    none = make_blocks("none", tokens, 4, num_states=16)
-    assert (none.num_groups, none.num_states) == (1, 16)
-    uniform = make_blocks("uniform", tokens, 4, num_states=8, states_per_word=3, seed=5)
-    assert uniform.equals(Blocks.uniform(4, 8, 3, seed=5))
-    assert make_blocks("uniform", tokens, 4, num_states=8, num_blocks=2).states_per_group == 4
-
-
-def test_unequal_blocks_are_padded_to_the_largest():
-    tokens = np.array([0] * 16 + [1] * 4 + [2] * 4)
-    blocks = make_blocks("frequency", tokens, 3, num_states=64, num_blocks=3, power=0.5)
-    assert blocks.num_alive.tolist() == [32, 16, 16]
-    assert (blocks.states_per_group, blocks.num_states, blocks.num_real_states) == (32, 96, 64)
 
 
 # ---- paths files

@@ -462,6 +462,15 @@ def test_the_command_refuses_more_blocks_than_words(text_file):
         run_cluster(text_file, "--blocks", 50)
 
 
+def test_the_command_takes_a_file_before_a_corpus_of_its_name(text_file, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="ptb has a fixed vocabulary"):
+        run_cluster("ptb", "--blocks", 2, "--max-vocab", 4)
+    os.rename(text_file, "ptb")
+    run_cluster("ptb", "--blocks", 2, "--max-vocab", 4, "--format", "json")
+    assert json.loads(capsys.readouterr().out)["types"] == 4
+
+
 # ---- a corpus
 
 

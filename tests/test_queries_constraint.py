@@ -4,10 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import query_oracle as oracle
+from query_models import MANY
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import QueryError
 from vlhmm.queries.constraint import (
@@ -35,7 +36,7 @@ def letter(word):
 
 
 def translated(pattern):
-    """Our pattern for Python's `re`: a letter for each word. Only for patterns without escapes and odd blanks."""
+    """Our pattern for Python's `re`, a letter for each word; for patterns without escapes."""
     out = pattern.replace(" ", "")
     for word in ("<unk>", "a", "b", "c"):
         out = out.replace(word, f"({letter(word)})" if "[" not in pattern else letter(word))
@@ -84,7 +85,7 @@ nested = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@MANY
 @given(pattern=nested)
 def test_random_patterns_match_as_pythons_do(pattern):
     theirs = pattern.replace(" ", "")
@@ -126,7 +127,7 @@ def test_malformed_patterns_are_refused(pattern, what):
 phrases = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=3)
 
 
-@settings(deadline=None, max_examples=40)
+@MANY
 @given(first=phrases, second=phrases, low=st.integers(0, 3), more=st.integers(0, 2))
 def test_phrases_and_lengths(first, second, low, more):
     one, two = ([VOCABULARY.id_of[w] for w in phrase] for phrase in (first, second))
@@ -161,7 +162,7 @@ def test_automata_are_minimal_and_words_fall_into_classes():
     assert set(np.flatnonzero(automaton.class_of_word == automaton.eos_class)) == {VOCABULARY.eos}
 
 
-@settings(deadline=None, max_examples=60)
+@MANY
 @given(data=st.data(), size=st.integers(1, 6), symbols=st.integers(1, 2))
 def test_minimal_automata_accept_the_same_and_tell_their_states_apart(data, size, symbols):
     delta = np.array([[data.draw(st.integers(0, size - 1)) for _ in range(symbols)] for _ in range(size)])

@@ -1,24 +1,24 @@
-"""Gaps, against writing out every fill: totals, marginals, samples, best paths; with and without constraints."""
+"""Gaps, against writing out every fill: totals, marginals, samples, best paths; constrained and not."""
 
 import math
 from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+import torch
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 import query_oracle as oracle
 from dense_hmm import judged, random_model
-from query_models import REAL, ids_of, models, real_model
+from query_models import MANY, REAL, ids_of, models, real_model
 from vlhmm.errors import QueryError
 from vlhmm.queries.constraint import length, must_contain, must_not, regex
 from vlhmm.queries.infill import infill, prepare
 from vlhmm.queries.sample import constrained, sample
 
 EXACT = dict(rtol=1e-9, atol=1e-12)
-MANY = settings(deadline=None, max_examples=60)
 
 
 class Case:
@@ -260,10 +260,7 @@ def test_constrained_texts_are_drawn_with_their_probabilities(rule):
 
 
 def test_float32_tables_answer_nearly_the_same():
-    single, double = (
-        real_model("block-factored", "reset", dtype=d)
-        for d in (__import__("torch").float32, __import__("torch").float64)
-    )
+    single, double = (real_model("block-factored", "reset", dtype=d) for d in (torch.float32, torch.float64))
     text = "a [MASK:1-3] b [MASK] zzz"
     ours, theirs = prepare(single, text), prepare(double, text)
     assert_allclose(ours.log_evidence, theirs.log_evidence, rtol=1e-5)

@@ -7,13 +7,13 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 import query_oracle as oracle
 from dense_hmm import judged, random_model
-from query_models import REAL, ids_of, models, real_model, texts
+from query_models import MANY, REAL, ids_of, models, real_model, texts
 from vlhmm.errors import QueryError
 from vlhmm.queries.next_word import next_distribution, next_word
 from vlhmm.queries.process import process_of
@@ -28,6 +28,7 @@ def log(value):
     return math.log(value) if value > 0 else -math.inf
 
 
+@MANY
 @given(model=models(), data=st.data())
 def test_the_oracle_sums_every_path(model, data):
     ids = ids_of(model, data.draw(texts(model, min_size=1)))
@@ -36,6 +37,7 @@ def test_the_oracle_sums_every_path(model, data):
     )
 
 
+@MANY
 @given(model=models(), data=st.data(), eos=st.booleans())
 def test_score_sums_every_path(model, data, eos):
     words = data.draw(texts(model))
@@ -61,6 +63,7 @@ def test_score_and_next_word_of_every_parameterization(kind, rule):
         assert_allclose(found, oracle.next_word(judged(model), ids[:n]), **EXACT)
 
 
+@MANY
 @given(model=models(), data=st.data())
 def test_next_word_is_every_word_scored(model, data):
     context = data.draw(texts(model))
@@ -78,6 +81,7 @@ def test_next_word_is_every_word_scored(model, data):
     assert_allclose([found[w.word] for w in best], [w.probability for w in best], **EXACT)
 
 
+@MANY
 @given(model=models(), data=st.data())
 def test_states_are_values(model, data):
     words = data.draw(texts(model, min_size=1, max_size=5))
@@ -117,6 +121,7 @@ def test_states_refuse_what_is_not_theirs():
         begin(model).step("a").alpha[0] = 1
 
 
+@MANY
 @given(model=models(), data=st.data())
 def test_lines_carry_or_reset(model, data):
     lines = [data.draw(texts(model, max_size=2)) for _ in range(2)]
@@ -254,7 +259,3 @@ def test_an_impossible_prompt_is_refused():
     with pytest.raises(QueryError, match="probability zero"):
         sample(model, prompt="a")
     assert score(model, "a") == -math.inf
-
-
-settings.register_profile("queries", deadline=None, max_examples=60)
-settings.load_profile("queries")

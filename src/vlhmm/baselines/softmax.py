@@ -52,9 +52,7 @@ class _CrossEntropy(torch.autograd.Function):
             grad = log_prob.exp_()  # becomes (softmax - onehot) / N
             grad.scatter_add_(1, x, grad.new_full(x.shape, -1.0)).mul_(scale)
             torch.mm(grad, weight, out=grad_hidden[rows])
-            beta = (
-                1.0 if rows.start else 0.0
-            )  # where it is 0, torch reads nothing: the first chunk overwrites
+            beta = 1.0 if rows.start else 0.0  # at 0 torch reads nothing: the first chunk overwrites
             torch.addmm(grad_weight, grad.t(), hidden[rows], beta=beta, out=grad_weight)
             grad_bias = grad_bias + grad.sum(0)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)

@@ -55,7 +55,7 @@ def measure_growth(
     timer: Timer,
     note: Callable[[str], None],
 ) -> dict[str, Any]:
-    """{ratio, points, skipped, …}: the large model's speed by the base's, all points, those there was no time for."""
+    """{ratio, points, skipped, …}: the large model's speed by the base's, every point, those skipped."""
     base, large = pair(sizes)
     entries = {str(point): ("block-factored", settings(point)) for point in (base, large)}
     together = contest(entries, sizes.growth_rounds, launch, timer)

@@ -1,4 +1,4 @@
-"""What the machine itself can do, and what it is. Knows nothing of models; torch is loaded when it is needed."""
+"""What the machine is and can do. Knows nothing of models; torch is loaded when it is needed."""
 
 import os
 import platform

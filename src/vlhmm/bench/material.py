@@ -1,6 +1,6 @@
 """The text and the blocks all contestants share, in a folder that the workers read.
 
-Input: a corpus by name. Output: `corpus.npz`, `vocabulary.txt`, and a `blocks-M.npy` for each number of blocks.
+Input: a corpus by name. Output: `corpus.npz`, `vocabulary.txt`, a `blocks-M.npy` for each number of blocks.
 """
 
 import importlib.util

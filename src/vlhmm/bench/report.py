@@ -30,12 +30,13 @@ def context(row: dict[str, Any]) -> str:
     load = (
         f", load {machine['load_at_start']:.1f} at the start" if machine["load_at_start"] is not None else ""
     )
+    commit = f" at {row['commit']}" if row["commit"] else ""
     instead = (
         f" (instead of {row['corpus_asked_for']}: {row['corpus_instead']})" if row["corpus_instead"] else ""
     )
     return (
-        f"{machine['processor']}, {machine['threads']} threads{memory}{load}; torch {machine['torch']}, numba {machine['numba']}; "
-        f"vlhmm {machine['vlhmm']}{' at ' + row['commit'] if row['commit'] else ''}. Corpus {row['corpus']}{instead}: "
+        f"{machine['processor']}, {machine['threads']} threads{memory}{load}; torch {machine['torch']}, "
+        f"numba {machine['numba']}, vlhmm {machine['vlhmm']}{commit}. Corpus {row['corpus']}{instead}: "
         f"{row['train_tokens']:,} tokens, {row['vocabulary']:,} words. {row['seconds']:.0f} s in all."
     )
 
@@ -119,16 +120,18 @@ def notes(row: dict[str, Any]) -> str:
     """What a reader must know to read the tables."""
     sizes = row["sizes_measured"]
     lines = [
-        f"h={sizes['hidden_size']}, λ={sizes['state_dropout']}, {sizes['batch_tokens']:,} tokens a step unless said; medians; contestants "
-        "of a ratio take turns. The naive program has no state dropout; `dense` multiplies messages over all states, `blocked` gathers "
-        "block tiles; both hold dense |Z| x |Z| and |Z| x V tables."
+        f"h={sizes['hidden_size']}, λ={sizes['state_dropout']}, {sizes['batch_tokens']:,} tokens a step "
+        "unless said. Medians; the contestants of a ratio take turns.",
+        "The naive program has no state dropout, and dense tables of transitions and masked emissions; "
+        "`dense` multiplies messages over all states, `blocked` gathers block tiles.",
     ]
     naive = row["figures"].get("naive", {})
     lines += [f"naive, {name}: {found['ended']}." for name, found in naive.items() if isinstance(found, dict)]
     if "flops_counted" in row["figures"].get("softmax", {}):
         share = row["figures"]["softmax"]["share_of_peak_transitions_only"]
         lines.append(
-            f"Share of peak counts {row['figures']['softmax']['flops_counted']}; transitions alone: {share:.0%}."
+            f"The softmax's share of peak counts {row['figures']['softmax']['flops_counted']}. "
+            f"Counting transitions alone it is {share:.0%}."
         )
     lines += [f"{part}: not measured ({row['figures'][part]['error']})." for part in row["incomplete"]]
     skipped = row["figures"].get("growth", {}).get("skipped")

@@ -1,6 +1,6 @@
 """The whole benchmark: parts in turn, each figure with what it is judged by, one row at the end.
 
-Input: sizes and a corpus by name. Output: a dict of plain JSON values (see `headlines` for the keys that are promised).
+Input: sizes and a corpus by name. Output: a dict of plain JSON values, with the promised keys of HEADLINES.
 """
 
 import math
@@ -22,9 +22,9 @@ from vlhmm.config import unknown
 from vlhmm.data import Corpus
 
 FLOPS_COUNTED = (
-    "matrix products, two operations a multiply-add: for rows of blocks that occur the logits for the normalizer, the same "
-    "again in the gradient pass, the two products of the gradient; three residual networks and the emission logits, each "
-    "forward and backward"
+    "matrix products, two operations a multiply-add: for rows of blocks that occur the logits for the "
+    "normalizer, the same again in the gradient pass and the two products of the gradient; three residual "
+    "networks and the emission logits, each forward and backward"
 )
 HEADLINES = (
     "block_factored_vs_lstm",
@@ -55,7 +55,9 @@ class Bench:
     ) -> None:
         self.sizes, self.corpus, self.folder, self.timer = sizes, corpus, folder, timer
         self.launch, self.note, self.common = launch, note, common
-        self.tiny_machine = {"matmul_size": 64, "matmul_seconds": 0.01} if sizes.name == "tiny" else {}
+        self.tiny_machine = (
+            {"matmul_size": 64, "matmul_seconds": 0.01, "megabytes": 1} if sizes.name == "tiny" else {}
+        )
 
     def settings(self, num_states: int, num_blocks: int, **more: Any) -> Figures:
         """What a worker is told; the blocks it will read are there."""
@@ -76,7 +78,8 @@ class Bench:
             {"machine": ("machine", {**self.common, **self.tiny_machine})}, 3, self.launch, self.timer
         )["machine"]
         self.note(
-            f"  {found['matmul_gflops']:.0f} GFLOP/s in matrix products, {found['copy_gb_per_s']:.0f} GB/s copying"
+            f"  {found['matmul_gflops']:.0f} GFLOP/s in matrix products, "
+            f"{found['copy_gb_per_s']:.0f} GB/s copying"
         )
         return found
 
@@ -93,9 +96,7 @@ class Bench:
         found = contest(entries, sizes.rounds, self.launch, self.timer)
         found["block_factored"] |= {"num_states": sizes.num_states, "num_blocks": sizes.num_blocks}
         for label in ("block_factored", "lstm", "package_lstm"):
-            self.note(
-                f"  {label}: {found[label]['tokens_per_s']:,.0f} tokens/s, {found[label]['peak_gb'] or 0:.1f} GB"
-            )
+            self.note(f"  {label}: {speed(found[label])}")
         return {
             **found,
             "block_factored_vs_lstm": paired_ratio(found["block_factored"], found["lstm"]),
@@ -121,9 +122,7 @@ class Bench:
             for peak in [m["matmul_gflops"] * 1e9 * s["seconds"]]
         ]
         share, transition_share = (median(part) for part in zip(*shares, strict=True))
-        self.note(
-            f"  {found['softmax']['tokens_per_s']:,.0f} tokens/s, {share:.0%} of the matrix-product rate, {found['softmax']['peak_gb'] or 0:.1f} GB"
-        )
+        self.note(f"  {speed(found['softmax'])}, {share:.0%} of the matrix-product rate")
         return {
             **found["softmax"],
             "num_states": sizes.softmax_states,
@@ -143,9 +142,7 @@ class Bench:
         )  # fmt: skip
         found = contest({"em": ("em", settings)}, sizes.em_rounds, self.launch, self.timer)["em"]
         estep = median(r["tokens"] / r["estep_seconds"] for r in found["rounds"])
-        self.note(
-            f"  E-step {estep:,.0f} tokens/s, whole iteration {found['tokens_per_s']:,.0f}, {found['peak_gb'] or 0:.1f} GB"
-        )
+        self.note(f"  E-step {estep:,.0f} tokens/s; whole iteration {speed(found)}")
         return {
             **found,
             "num_states": sizes.em_states,
@@ -164,19 +161,18 @@ class Bench:
             "scoring"
         ]
         first = found["tokens"] / found["first_pass_seconds"]
-        self.note(
-            f"  {found['tokens_per_s']:,.0f} tokens/s ({first:,.0f} in the first pass), {found['peak_gb'] or 0:.1f} GB"
-        )
+        self.note(f"  {speed(found)}; {first:,.0f} tokens/s in the first pass")
         sized = {"num_states": sizes.scoring_states, "num_blocks": sizes.scoring_blocks}
         return {**found, **sized, "first_pass_tokens_per_s": first}
 
     def naive(self) -> Figures:
-        """The naive program's two variants at the largest size they reach, and at the block-factored model's."""
+        """What one would write first, in two variants, at the largest size each reaches."""
         sizes = self.sizes
         found = {}
         for variant in ("dense", "blocked"):
             settings = {
-                **self.common, "variant": variant, "hidden_size": sizes.hidden_size, "batch_tokens": sizes.batch_tokens,
+                **self.common, "variant": variant,
+                "hidden_size": sizes.hidden_size, "batch_tokens": sizes.batch_tokens,
                 "naive_states": sizes.naive_states, "naive_states_per_block": sizes.naive_states_per_block,
                 "naive_gb": sizes.naive_gb, "naive_seconds": sizes.naive_seconds,
             }  # fmt: skip
@@ -188,8 +184,9 @@ class Bench:
             )
             largest = climbed["sizes"][-1]
             self.note(
-                f"  {variant}: {largest['tokens'] / largest['seconds']:,.1f} tokens/s at {largest['num_states']} states "
-                f"({climbed['ended']}), {found[variant]['tokens_per_s']:,.2f} at {sizes.num_states}"
+                f"  {variant}: {found[variant]['measured_tokens_per_s']:,.1f} tokens/s at "
+                f"{largest['num_states']} states ({climbed['ended']}), "
+                f"{found[variant]['tokens_per_s']:,.2f} at {sizes.num_states}"
                 f"{', extrapolated' if found[variant]['extrapolated'] else ''}"
             )
         return found
@@ -206,6 +203,11 @@ class Bench:
             )
 
         return measure_growth(self.sizes, settings, self.launch, self.timer, self.note)
+
+
+def speed(figures: Figures) -> str:
+    """Tokens a second and peak memory, for people."""
+    return f"{figures['tokens_per_s']:,.0f} tokens/s, {figures['peak_gb'] or 0:.1f} GB"
 
 
 PARTS = ("machine", "training", "softmax", "em", "scoring", "naive", "growth")
@@ -236,8 +238,8 @@ def run_bench(
 ) -> Figures:
     """The benchmark's row: headlines, the figures behind them, sizes, machine, commit, seconds.
 
-    A part that could not be measured has an `error` in its figures, and its headlines are None; a program that is not
-    exact ends everything. `inline` runs all in this process, for tests.
+    A part that could not be measured has an `error` in its figures, and its headlines are None; a program
+    that is not exact ends everything. `inline` runs all in this process, for tests.
     """
     parts, timer = chosen_parts(only), Timer(sizes.seconds)
     described = machine.describe(threads)

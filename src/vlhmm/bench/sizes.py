@@ -1,4 +1,4 @@
-"""What is measured, how large and how long. Three settings: the full benchmark, the quick one, one for tests."""
+"""What is measured, how large and how long: the full benchmark, the quick one, and one for tests."""
 
 from dataclasses import dataclass
 

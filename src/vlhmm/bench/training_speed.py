@@ -1,7 +1,7 @@
 """Training contestants: what `vlhmm train` does a step, and the LSTM it is compared with.
 
-Each is checked, then warmed up (`prepare`), then timed a step at a time (`step`). The HMMs run the trainer's own
-step; the LSTM reads the same batches in the same order.
+Each is checked, then warmed up (`prepare`), then timed a step at a time (`step`). The HMMs run the trainer's
+own step; the LSTM reads the same batches in the same order.
 """
 
 import tempfile
@@ -29,7 +29,7 @@ SEGMENT_LENGTH = 32  # of the package's LSTM on streams: the paper's
 
 
 def run_config(settings: dict[str, Any]) -> RunConfig:
-    """The whole configuration of a contestant: ours is block-factored as the presets have it, softmax is the paper's."""
+    """A contestant's configuration: block-factored as our presets have it, softmax as the paper has it."""
     ours = settings["transition"] == "block-factored"
     model = ModelConfig(
         num_states=settings["num_states"],
@@ -74,7 +74,7 @@ class HMMTraining:
         )
 
     def prepare(self) -> dict[str, Any]:
-        """The check's differences, and the number of parameters; kernels are compiled and memory is touched."""
+        """The check's differences; afterwards kernels are compiled and memory has been touched."""
         check = self.check(few_sentences(self.corpus.train, self.settings.get("check_tokens", 24)))
         for _ in range(self.warm_up_steps):
             self.trainer.run_step()
@@ -128,9 +128,9 @@ def softmax_flops(
 ) -> dict[str, float]:
     """Operations in matrix products of one softmax step, two a multiply-add, by part.
 
-    transitions: for the rows of blocks that occur, the logits once for the tiles' normalizer and once more in the
-    gradient pass, and the two products of the gradient. networks: three residual networks of two layers, forward
-    and twice that backward. emissions: every word against its own block's states, likewise.
+    transitions: for the rows of blocks that occur, the logits once for the tiles' normalizer and once more in
+    the gradient pass, and the two products of the gradient. networks: three residual networks of two layers,
+    forward and twice that backward. emissions: every word against its own block's states, likewise.
     """
     rows = occurring * slots
     return {
@@ -154,7 +154,7 @@ class EMTraining(HMMTraining):
         }
 
     def expectation(self) -> dict[str, Any]:
-        """{potentials_seconds, estep_seconds, tokens, pairs}: networks -> potentials, then tiles -> expected counts."""
+        """{potentials_seconds, estep_seconds, tokens, pairs}: networks, then tiles and expected counts."""
         trainer = self.trainer
         prepared = trainer.prepared(trainer.batches(), None)
         kept, began = trainer.kept(), time.perf_counter()
@@ -238,7 +238,7 @@ class LSTMTraining:
 
 
 class PackageLSTM:
-    """This package's own LSTM baseline at its best: streams without padding, softmax and its gradient in one pass."""
+    """This package's own LSTM at its best: streams without padding, softmax and its gradient in one pass."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         corpus = read_corpus(Path(settings["folder"]))

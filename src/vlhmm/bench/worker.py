@@ -2,8 +2,9 @@
 
     python -m vlhmm.bench.worker NAME JSON-SETTINGS
 
-says a JSON line when it is checked and warmed up, then one for every line it reads, which is one timed step, and a last
-one with its peak memory when its input ends. With "rounds": n among the settings it reads nothing, and says one line.
+says a JSON line when it is checked and warmed up, then one for every line it reads, which is one timed step,
+and a last one with its peak memory when its input ends. With "rounds": n among the settings it reads nothing,
+and says one line in all.
 """
 
 import json
@@ -25,12 +26,13 @@ class Machine:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.size, self.seconds = settings.get("matmul_size", 2_048), settings.get("matmul_seconds", 1.0)
+        self.megabytes = settings.get("megabytes", 256)
 
     def prepare(self) -> dict[str, Any]:
         from vlhmm.bench.machine import copy_gb_per_s, matmul_gflops
 
         matmul_gflops(self.size, 0.1)
-        return copy_gb_per_s(seconds=self.seconds / 2)
+        return copy_gb_per_s(self.megabytes, self.seconds / 2)
 
     def step(self) -> dict[str, Any]:
         from vlhmm.bench.machine import matmul_gflops

@@ -1,10 +1,10 @@
 """Words to blocks: which states may emit which words, and how words are clustered.
 
 `structure` holds the answer (`Blocks`), `clustering` finds it from a text (`brown`, then `exchange`, both
-on the counts of `bigrams`), `assignments` has the other kinds, `paths` reads and writes wcluster's files.
+on the counts of `bigrams`), `assignments` cuts words by frequency, `paths` reads and writes wcluster's files.
 """
 
-from vlhmm.blocks.assignments import KINDS, frequency_blocks, make_blocks
+from vlhmm.blocks.assignments import frequency_blocks
 from vlhmm.blocks.bigrams import average_mutual_information, count_bigrams
 from vlhmm.blocks.brown import brown_clusters
 from vlhmm.blocks.clustering import ClusteringResult, cluster_words
@@ -13,7 +13,6 @@ from vlhmm.blocks.paths import WordPaths, read_paths, write_paths
 from vlhmm.blocks.structure import Blocks, allocate_states, share_states
 
 __all__ = [
-    "KINDS",
     "Blocks",
     "ClusteringResult",
     "WordPaths",
@@ -24,7 +23,6 @@ __all__ = [
     "count_bigrams",
     "exchange",
     "frequency_blocks",
-    "make_blocks",
     "read_paths",
     "share_states",
     "write_paths",

@@ -1,21 +1,13 @@
-"""Words to blocks by other means than clustering, and every kind of constraint by its name.
+"""Words to blocks by frequency alone: what clustering is compared with.
 
-Input: a token stream and numbers. Output: `Blocks`. Knows nothing of models.
+Input: word counts. Output: a block per word. The other constraints, `uniform` and `none`, are made by `Blocks`.
 """
 
 from __future__ import annotations
 
-import difflib
-
 import numpy as np
 
-from vlhmm.blocks.bigrams import check_tokens
-from vlhmm.blocks.brown import Progress, check_num_blocks
-from vlhmm.blocks.clustering import DEFAULT_SWEEPS, cluster_words
-from vlhmm.blocks.structure import Blocks, allocate_states, share_states
-from vlhmm.errors import ConfigError
-
-KINDS = ("brown", "frequency", "uniform", "none")
+from vlhmm.blocks.brown import check_num_blocks
 
 
 def frequency_blocks(word_count: np.ndarray, num_blocks: int) -> np.ndarray:
@@ -41,45 +33,3 @@ def frequency_blocks(word_count: np.ndarray, num_blocks: int) -> np.ndarray:
         start = stop
     block_of_word[order[start:]] = num_blocks - 1
     return block_of_word
-
-
-def make_blocks(
-    kind: str,
-    tokens: np.ndarray,
-    vocab_size: int,
-    *,
-    num_states: int,
-    num_blocks: int = 128,
-    states_per_word: int | None = None,
-    power: float = 0.0,
-    sweeps: int = DEFAULT_SWEEPS,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Blocks:
-    """The emission constraint of a kind: brown, frequency (both partitions), uniform or none.
-
-    `power` above 0 gives blocks states in proportion to tokens^power (see `allocate_states`), padded to the
-    largest; 0 gives all equally many. `states_per_word` and `seed` are for uniform, which takes
-    num_states / num_blocks states per word unless told.
-    """
-    if kind not in KINDS:
-        near = difflib.get_close_matches(kind, KINDS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"no kind of blocks named {kind!r}, expected one of {', '.join(KINDS)}{hint}")
-    if kind == "none":
-        return Blocks.none(vocab_size, num_states)
-    if kind == "uniform":
-        share = states_per_word or share_states(num_states, num_blocks)
-        return Blocks.uniform(vocab_size, num_states, share, seed)
-    if not power:
-        share_states(num_states, num_blocks)  # refuse before minutes of clustering, not after
-    word_count = np.bincount(check_tokens(tokens, vocab_size), minlength=vocab_size)
-    if kind == "brown":
-        block_of_word = cluster_words(tokens, vocab_size, num_blocks, sweeps, progress).block_of_word
-    else:
-        block_of_word = frequency_blocks(word_count, num_blocks)
-    if not power:
-        return Blocks.partition_of(block_of_word, num_blocks, share_states(num_states, num_blocks))
-    tokens_of_block = np.bincount(block_of_word, weights=word_count, minlength=num_blocks)
-    num_alive = allocate_states(tokens_of_block, num_states, power=power)
-    return Blocks.partition_of(block_of_word, num_blocks, int(num_alive.max()), num_alive)

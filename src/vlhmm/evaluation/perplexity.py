@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import torch
+import numpy as np
+from jaxtyping import Float64
 
-from vlhmm.data.batches import sentence_batches, stream_batches
+from vlhmm.data.batches import sentence_batches, sentence_groups, stream_batches
 from vlhmm.data.text import Text
 from vlhmm.errors import ConfigError, DataError
 from vlhmm.evaluation.protocol import LanguageModel
@@ -46,6 +47,42 @@ class Report:
         return asdict(self)
 
 
+def token_log_probs(
+    model: LanguageModel,
+    text: Text,
+    rule: Rule = "reset",
+    num_streams: int = 16,
+    batch_tokens: int = 16_384,
+    progress: Progress | None = None,
+) -> Float64[np.ndarray, " token"]:
+    """log p(x_t | x_<t) of every token of a text, in the text's order.
+
+    Each line from the start (`reset`), or streams with carried state (`carry`).
+    """
+    if rule == "reset":
+        batches = sentence_batches(text, batch_tokens)
+        starts = [text.offsets[lines] for lines in sentence_groups(text, batch_tokens)]
+    else:
+        segment = max(1, batch_tokens // num_streams)
+        batches = stream_batches(text, num_streams, segment, model.vocabulary.eos, "carry")
+        lengths = np.stack([batch.lengths.numpy() for batch in batches])  # (segments, streams)
+        before = np.cumsum(lengths, axis=0) - lengths  # tokens of the same stream in earlier segments
+        starts = list(before + (np.cumsum(lengths.sum(0)) - lengths.sum(0)))
+    result = np.zeros(text.num_tokens)
+    done, carry = 0, None
+    for batch, start in zip(batches, starts, strict=True):
+        if not batch.continues or carry is None:
+            carry = model.start(len(batch.lengths))
+        log_prob, carry = model.score(batch.tokens, batch.lengths, carry)
+        time = np.arange(batch.tokens.shape[1])
+        live = time[None] < batch.lengths.numpy()[:, None]
+        result[(start[:, None] + time)[live]] = log_prob.cpu().numpy()[live]
+        done += int(live.sum())
+        if progress is not None:
+            progress(done, text.num_tokens)
+    return result
+
+
 def evaluate(
     model: LanguageModel,
     text: Text,
@@ -60,24 +97,10 @@ def evaluate(
     if rule not in ("reset", "carry"):
         raise ConfigError(f"context rule {rule!r} is not known; take reset or carry")
     num_streams = min(num_streams, text.num_tokens)
-    if rule == "reset":
-        batches = sentence_batches(text, batch_tokens)
-    else:
-        segment = max(1, batch_tokens // num_streams)
-        batches = stream_batches(text, num_streams, segment, model.vocabulary.eos, "carry")
-    oov_id = model.vocabulary.unk if text.num_oov else None
-    total, oov_total, done, carry = 0.0, 0.0, 0, None
-    for batch in batches:
-        if not batch.continues or carry is None:
-            carry = model.start(len(batch.lengths))
-        log_prob, carry = model.score(batch.tokens, batch.lengths, carry)
-        total += log_prob.sum().item()
-        if oov_id is not None:
-            live = torch.arange(batch.tokens.shape[1])[None] < batch.lengths[:, None]
-            oov_total += log_prob.cpu()[(batch.tokens == oov_id) & live].sum().item()
-        done += int(batch.lengths.sum())
-        if progress is not None:
-            progress(done, text.num_tokens)
+    log_probs = token_log_probs(model, text, rule, num_streams, batch_tokens, progress)
+    oov = text.tokens == model.vocabulary.unk
+    oov[text.literal_unk] = False
+    total, known = float(log_probs.sum()), float(log_probs[~oov].sum())
     return Report(
         perplexity=perplexity(total, text.num_tokens),
         log_likelihood=total,
@@ -88,7 +111,7 @@ def evaluate(
         tokens=text.num_tokens,
         oov=text.num_oov,
         literal_unk=text.num_unk,
-        perplexity_without_oov=perplexity(total - oov_total, max(1, text.num_tokens - text.num_oov)),
+        perplexity_without_oov=perplexity(known, max(1, text.num_tokens - text.num_oov)),
         bits_per_token=-total / math.log(2) / text.num_tokens,
         bits_per_byte=-total / math.log(2) / text.num_bytes,
         vocabulary_size=len(model.vocabulary),
