@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlhmm.blocks import (
@@ -69,6 +69,7 @@ def test_no_constraint_is_one_block():
     assert blocks.partition
 
 
+@settings(deadline=None)
 @given(
     vocab_size=st.integers(1, 8),
     states_per_word=st.integers(1, 4),
@@ -151,6 +152,7 @@ def test_what_rounding_leaves_goes_to_the_lower_of_equal_blocks():
     assert allocate_states([5, 5, 5], 32).tolist() == [16, 8, 8]
 
 
+@settings(deadline=None)
 @given(
     tokens=st.lists(st.integers(0, 10**6), min_size=1, max_size=12),
     multiple_of=st.sampled_from([1, 4, 8]),
@@ -199,6 +201,7 @@ def test_shares_that_cannot_be_are_refused(arguments, message):
 # ---- blocks.tsv
 
 
+@settings(deadline=None)
 @given(partition=partitions())
 def test_a_partition_comes_back_from_its_file(partition, tmp_path_factory):
     blocks = Blocks.partition_of(*partition)
@@ -290,6 +293,7 @@ def test_frequency_blocks_by_hand():
     assert frequency_blocks(np.array([1, 8, 5, 0, 4, 3, 3]), 3).tolist() == [2, 0, 1, 2, 1, 2, 2]
 
 
+@settings(deadline=None)
 @given(
     counts=st.lists(st.integers(0, 50), min_size=1, max_size=15),
     data=st.data(),

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlhmm.blocks import _kernels, average_mutual_information, brown_clusters, cluster_words, read_paths
@@ -70,6 +70,7 @@ def test_mutual_information_by_hand():
     assert average_mutual_information(np.array([0]), np.array([0]), 1) == 0.0
 
 
+@settings(deadline=None)
 @given(text=texts(), data=st.data())
 def test_mutual_information_is_its_definition(text, data):
     tokens, vocab_size, num_blocks = text
@@ -79,6 +80,7 @@ def test_mutual_information_is_its_definition(text, data):
     assert found == pytest.approx(expected, abs=1e-12)  # float64
 
 
+@settings(deadline=None)
 @given(text=texts())
 def test_bigrams_are_counted_from_both_sides(text):
     tokens, vocab_size, _ = text
@@ -116,6 +118,7 @@ def test_a_merge_by_hand():
     assert brown.block_of_word[1] == brown.block_of_word[2] != brown.block_of_word[0]
 
 
+@settings(deadline=None)
 @given(text=texts())
 def test_every_merge_of_words_is_the_cheapest(text):
     tokens, vocab_size, num_blocks = text
@@ -147,6 +150,7 @@ def test_every_merge_of_words_is_the_cheapest(text):
     assert sorted(set(blocks[order].tolist())) == list(range(num_blocks))
 
 
+@settings(deadline=None)
 @given(text=texts())
 def test_every_merge_of_classes_is_the_cheapest_and_the_tree_is_theirs(text):
     tokens, vocab_size, _ = text
@@ -173,6 +177,7 @@ def test_paths_by_hand():
     assert paths_of_merges(np.zeros((0, 2), dtype=int), 1) == ("0",)
 
 
+@settings(deadline=None)
 @given(text=texts())
 def test_paths_are_the_leaves_of_a_full_tree(text):
     tokens, vocab_size, num_blocks = text
@@ -218,6 +223,7 @@ def test_blocks_are_numbered_by_falling_token_count():
     assert number_blocks(np.array([1, 0]), np.array([2, 2]), 2, ("0", "1")).tolist() == [1, 0]
 
 
+@settings(deadline=None)
 @given(text=texts())
 def test_every_word_has_a_block_and_every_block_a_word_that_occurs(text):
     tokens, vocab_size, num_blocks = text
@@ -229,6 +235,7 @@ def test_every_word_has_a_block_and_every_block_a_word_that_occurs(text):
     assert (np.diff(tokens_of_block) <= 0).all()
 
 
+@settings(deadline=None)
 @given(text=texts())
 def test_the_result_says_what_it_is(text):
     tokens, vocab_size, num_blocks = text
@@ -255,6 +262,7 @@ def test_the_same_text_gives_the_same_classes():
 # ---- exchange
 
 
+@settings(deadline=None)
 @given(text=texts(), data=st.data())
 def test_a_word_moves_to_the_best_class(text, data):
     tokens, vocab_size, num_blocks = text
@@ -291,6 +299,7 @@ def test_a_word_moves_to_the_best_class(text, data):
     np.testing.assert_array_equal(sizes, np.bincount(classes[seen], minlength=num_blocks))
 
 
+@settings(deadline=None)
 @given(text=texts())
 def test_exchange_ends_where_no_single_move_gains(text):
     tokens, vocab_size, num_blocks = text

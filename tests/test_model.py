@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from contract import check_language_model
 from models import KINDS, VOCABULARY, small_blocks, small_hmm
 from torch.testing import assert_close
 
@@ -252,3 +253,11 @@ def test_refusals():
     with pytest.raises(ConfigError, match="different runs"):
         HMMLanguageModel(type(VOCABULARY)(VOCABULARY.words[:-1]), Tables(hmm.potentials(), blocks))
     assert small_blocks("paper").num_states == 12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_language_model_contract(kind):
+    """Sums to one, splits with the carry, and does not care about padding, batch size or order."""
+    hmm, blocks = small_hmm(kind)
+    model = HMMLanguageModel(VOCABULARY, Tables(hmm.potentials(), blocks))
+    check_language_model(model, np.random.default_rng(0))

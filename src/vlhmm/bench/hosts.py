@@ -46,7 +46,8 @@ class Process:
             env={**os.environ, **tuned},
         )  # fmt: skip
         self.lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -83,6 +84,7 @@ class Process:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+        self.reader.join()  # its pipe has ended with the process
         for stream in (self.process.stdin, self.process.stdout, self.errors):
             if stream is not None and not stream.closed:
                 try:

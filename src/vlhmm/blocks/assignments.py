@@ -1,6 +1,6 @@
 """Words to blocks by frequency alone: what clustering is compared with.
 
-Input: word counts. Output: a block per word. The other constraints, `uniform` and `none`, are made by `Blocks`.
+Input: word counts. Output: a block per word. `Blocks` itself makes the constraints `uniform` and `none`.
 """
 
 from __future__ import annotations

@@ -142,10 +142,9 @@ def kl_on_text(p: Any, q: Any, text: str | Sequence[str], eos: bool = True) -> D
     divergences: list[float] = []
     log_ratio = 0.0
     for ours, theirs in zip(predictions(p, ids), predictions(q, ids), strict=True):
-        positive = ours > 0
-        with np.errstate(divide="ignore"):
-            terms = np.where(positive, ours * (np.log(np.where(positive, ours, 1)) - np.log(theirs)), 0.0)
-            word = ids[len(divergences)]
+        word, positive = ids[len(divergences)], ours > 0
+        with np.errstate(divide="ignore"):  # what the other model excludes makes the divergence infinite
+            terms = ours[positive] * (np.log(ours[positive]) - np.log(theirs[positive]))
             log_ratio += float(np.log(ours[word]) - np.log(theirs[word])) if ours[word] > 0 else -math.inf
         divergences.append(max(0.0, float(terms.sum())))
     return Divergence(float(np.mean(divergences)), divergences, log_ratio / len(ids), len(ids))

@@ -28,7 +28,8 @@ class TrainingConfig:
     optimizer: Literal["adamw", "closed-form"] = "adamw"  # closed-form: scalar EM only
     rate: float = 1e-2
     beta2: float = 0.999
-    weight_decay: float = 0.0
+    weight_decay: float = 0.0  # of matrices; biases and norms are left alone
+    state_decay: float | None = None  # of the states' own embeddings; none: as weight_decay
     clip: float = 5.0
     warmup_steps: int = 0
     schedule: Literal["plateau", "cosine", "constant"] = "plateau"

@@ -1,0 +1,316 @@
+"""The verbs that ask a model, end to end on a small trained run; bad input gets one line and exit code 2."""
+
+import io
+import json
+import math
+import random
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import vlhmm
+from vlhmm.cli.main import main
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+
+
+def toy_lines(count, seed):
+    """Sentences of a small grammar: verbs agree with subjects, and one sentence in four goes on."""
+    draw = random.Random(seed)
+    lines = []
+    for _ in range(count):
+        one = draw.random() < 0.5
+        noun = draw.choice(["cat", "dog"] if one else ["cats", "dogs"])
+        line = ["the", draw.choice(["big", "small"]), noun, "runs" if one else "run"]
+        if draw.random() < 0.25:
+            line += ["to", "the", draw.choice(["cat", "dogs"])]
+        lines.append(" ".join([*line, "."]))
+    return lines
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("asked")
+    for name, count, seed in (("train", 300, 1), ("valid", 40, 2)):
+        (folder / f"{name}.txt").write_text("\n".join(toy_lines(count, seed)) + "\n")
+    changes = ["--states", "32", "--blocks", "8", "--epochs", "6"]
+    code = main(
+        [
+            "train",
+            str(folder / "train.txt"),
+            "--valid",
+            str(folder / "valid.txt"),
+            "--preset",
+            "tiny",
+            "--quiet",
+        ]
+        + [*changes, "--out", str(folder / "run")]
+    )
+    assert code == 0
+    return str(folder / "run")
+
+
+@pytest.fixture(scope="session")
+def model(run_folder):
+    return vlhmm.load(run_folder)
+
+
+@pytest.fixture
+def ask(run_folder, capsys, monkeypatch):
+    """ask(verb, *arguments, text=None) -> (exit code, standard output, standard error)."""
+
+    def run(verb, *arguments, text=None):
+        if text is not None:
+            raw = io.BytesIO(text if isinstance(text, bytes) else text.encode())
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(raw)))
+        code = main([verb, run_folder, *arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def answered(result):
+    code, out, err = result
+    assert code == 0, err
+    return out
+
+
+def refused(result, *parts):
+    code, out, err = result
+    assert code == 2 and out == "" and err.count("\n") == 1 and err.startswith("vlhmm: "), (code, out, err)
+    for part in parts:
+        assert part in err
+
+
+def test_score(ask, model):
+    text = "the big cat runs .\nthe zebra run .\n"
+    lines = [json.loads(line) for line in answered(ask("score", "--format", "jsonl", text=text)).splitlines()]
+    assert [line["oov"] for line in lines] == [0, 1] and lines[0]["tokens"] == 6
+    for line, sentence in zip(lines, text.splitlines(), strict=True):
+        assert_allclose(line["log_prob"], model.score(sentence), rtol=1e-9)
+    per_token = ask("score", "--per", "token", "--log-base", "2", "--format", "json", text=text)
+    words = json.loads(answered(per_token))[0]["words"]
+    assert_allclose(sum(w["log_prob"] for w in words) * math.log(2), lines[0]["log_prob"], rtol=1e-9)
+    assert words[-1]["word"] == "<eos>"
+    shown = answered(ask("score", "--per", "token", "--log-base", "10", text=text))
+    assert "the=" in shown and "(log base 10) OOV: 1" in shown
+
+
+def test_score_has_the_protocols_score_too(model):
+    import torch
+
+    tokens = torch.tensor([[model.vocabulary.id_of[w] for w in "the big cat".split()]])
+    scores, _ = model.score(tokens, torch.tensor([3]), model.start(1))
+    assert_allclose(float(scores.sum()), model.score("the big cat", eos=False), rtol=1e-5)
+
+
+def test_next(ask, model):
+    found = json.loads(answered(ask("next", "the big", "--top-k", "3", "--format", "json")))
+    assert found["sum"] == pytest.approx(1, abs=1e-5) and len(found["words"]) == 3
+    best = model.next_word("the big", 3)
+    assert [w["word"] for w in found["words"]] == [w.word for w in best]
+    everything = json.loads(answered(ask("next", "--top-k", "0", "--format", "json")))
+    assert len(everything["words"]) == len(model.vocabulary)
+    shown = answered(ask("next", "-", text="the big\nthe zebra\n"))
+    assert shown.count("# probability") == 2 and "log base e" in shown
+    assert "'zebra'" in ask("next", "the zebra")[2]
+
+
+def test_sample(ask, model):
+    one = answered(ask("sample", "-n", "4", "--seed", "3"))
+    assert one == answered(ask("sample", "-n", "4", "--seed", "3")) and len(one.splitlines()) == 4
+    records = json.loads(
+        answered(ask("sample", "-n", "2", "--prompt", "the", "--scores", "--format", "json"))
+    )
+    assert all(r["exact"] and r["text"].startswith("the") and r["log_base"] == "e" for r in records)
+    code, out, err = ask(
+        "sample", "--temperature", "0.5", "--top-k", "3", "--top-p", "0.9", "--format", "jsonl"
+    )
+    assert code == 0 and not json.loads(out)["exact"] and "not exact" in err
+    wishes = ("--must-contain", "dogs", "--must-not", "cat", "--length", "3-8", "--max-tokens", "10")
+    code, out, err = ask("sample", "-n", "50", *wishes, "--format", "jsonl")
+    assert code == 0 and "p(constraint" in err
+    for line in out.splitlines():
+        record = json.loads(line)
+        words = record["text"].split()
+        assert "dogs" in words and "cat" not in words and 3 <= len(words) <= 8
+        assert record["constraint_log_prob"] <= 0
+
+
+def test_infill(ask, model):
+    text = "the [MASK] cat [MASK:1-2] ."
+    records = json.loads(answered(ask("infill", text, "-n", "3", "--format", "json")))
+    assert len(records) == 3 and all(0 < r["probability"] <= 1 and r["exact"] == "sample" for r in records)
+    ready = model.gaps(text)
+    for record in records:
+        assert_allclose(record["log_prob"], ready.log_prob(*record["gaps"]), rtol=1e-6)
+    best = json.loads(answered(ask("infill", "the [MASK] cat runs .", "--mode", "best", "--format", "json")))
+    assert best["exact"] == "most probable word"
+    path = answered(ask("infill", text, "--mode", "best"))
+    assert "(exact: joint path)" in path
+    marginals = json.loads(
+        answered(ask("infill", text, "--mode", "marginals", "--format", "json", "--top-k", "2"))
+    )
+    assert [len(gap["lengths"]) for gap in marginals["gaps"]] == [1, 2]
+    assert sum(part["probability"] for part in marginals["gaps"][1]["lengths"]) == pytest.approx(1)
+    assert "# gap 2, word 2 of 2" in answered(ask("infill", text, "--mode", "marginals"))
+    several = answered(ask("infill", "-", "--open", "--allow-eos", text="the [MASK]\n[MASK] big\n"))
+    assert len(several.splitlines()) == 2
+    expression = 'contains("dogs") & ~contains("small") | regex("the big [cat cats] .*")'
+    filled = answered(ask("infill", "the [MASK:2-4]", "-n", "20", "--constraint", expression))
+    for line in filled.splitlines():
+        words = line.split("\t")[1].split()
+        assert ("dogs" in words and "small" not in words) or words[:3] in (
+            ["the", "big", "cat"],
+            ["the", "big", "cats"],
+        )
+    ordered = answered(
+        ask("infill", "[MASK:4]", "--must-contain", "cat", "--must-contain", "the", "--in-order", "-n", "9")
+    )
+    assert all("the" in line.split("cat", 1)[1].split() for line in ordered.splitlines())
+
+
+def test_decode(ask, model, tmp_path):
+    text = "the big cat runs .\n\nthe dogs run .\n"
+    columns = answered(ask("decode", text=text))
+    sentences = [block.splitlines() for block in columns.strip().split("\n\n")]
+    assert [len(s) for s in sentences] == [5, 4]
+    assert [int(line.split("\t")[1]) for line in sentences[0]] == model.decode("the big cat runs .")[0].states
+    for method in ("posterior", "filtered"):
+        shown = answered(ask("decode", "--method", method, "--top", "2", text=text))
+        assert shown.splitlines()[0].count(":") == 2
+    records = answered(ask("decode", "-k", "3", "--format", "jsonl", text="the dogs run .\n")).splitlines()
+    scores = [json.loads(line)["log_prob"] for line in records]
+    assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+    tags = tmp_path / "tags.txt"
+    tags.write_text("D A N V .\n\nD N V .\n")
+    summary = json.loads(
+        answered(ask("decode", "--gold", str(tags), "--summary", "--format", "json", text=text))
+    )
+    assert summary["num_tokens"] == 9 and 0 <= summary["v_measure"] <= 1 and 0.3 < summary["many_to_one"] <= 1
+    code, out, err = ask("decode", "--gold", str(tags), text=text)
+    assert code == 0 and out.splitlines()[0].endswith("\tD") and "v_measure" in err
+    tags.write_text("D A N V .\n\nD N V\n")
+    assert "line 3: 3 tags for 4 words" in ask("decode", "--gold", str(tags), text=text)[2]
+    tags.write_text("D A N V .\n")
+    assert "ends before line 2" in ask("decode", "--gold", str(tags), text=text)[2]
+
+
+def test_spot(ask):
+    text = "the big cat runs .\nthe runs big cat .\n"
+    shown = answered(ask("spot", "--worst", "2", text=text)).splitlines()
+    assert len(shown) == 2 and all(line.startswith("2:") for line in shown) and "expected: " in shown[0]
+    each = answered(ask("spot", "--each", "1", "--format", "jsonl", "--top-k", "3", text=text)).splitlines()
+    assert [json.loads(line)["line"] for line in each] == [1, 2]
+    assert len(json.loads(each[0])["expected"]) == 3
+
+
+def test_quantities(ask, run_folder):
+    found = json.loads(
+        answered(ask("quantities", "entropy", "--streams", "4", "--tokens", "20", "--format", "json"))
+    )
+    assert found["estimate"] and 0 < found["entropy_rate"] < math.log(20)
+    shown = answered(ask("quantities", "phrase", "the", "big", "--words", "4")).splitlines()
+    values = [float(line.split("\t")[1]) for line in shown[1:]]
+    assert len(values) == 4 and values[0] == 0 and values == sorted(values) and values[-1] <= 1
+    same = json.loads(
+        answered(ask("quantities", "kl", run_folder, "--format", "json", text="the cats run .\n"))
+    )
+    assert same["kl"] == 0 and same["tokens"] == 5 and same["exact"]
+
+
+def test_verify(ask, monkeypatch):
+    found = json.loads(answered(ask("verify", "--format", "json")))
+    assert found["passed"] and len(found["checks"]) == 10
+    assert "all exact" in answered(ask("verify"))
+    monkeypatch.setattr("vlhmm.queries.verify._sums", lambda *_: [0.5])
+    code, out, _ = ask("verify")
+    assert code == 1 and "FAIL" in out and "OUT OF BOUNDS" in out
+
+
+def test_export(ask, tmp_path):
+    code, out, err = ask("export", str(tmp_path / "m.npz"), "--format", "json")
+    assert code == 0 and json.loads(out)["kind"] == "npz" and "will take" in err
+    with np.load(tmp_path / "m.npz", allow_pickle=False) as file:
+        assert_allclose(file["transition"].sum(1), 1, rtol=1e-5)
+    answered(ask("export", str(tmp_path / "folder"), "--kind", "ctrl-g"))
+    assert (tmp_path / "folder" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "text", "what"),
+    [
+        ("infill", ["the [MASK:5-2] cat"], None, "counts downwards"),
+        ("infill", ["the [MASK"], None, "malformed mask"),
+        ("infill", ["the cat"], None, "no gap"),
+        ("infill", ["the [MASK]", "--must-contain", "zebra"], None, "no such word"),
+        (
+            "infill",
+            ["the [MASK]", "--must-contain", "cat", "--must-not", "cat"],
+            None,
+            "impossible constraint",
+        ),
+        ("infill", ["the [MASK]", "--regex", "(the"], None, "without"),
+        ("infill", ["the [MASK]", "--length", "x"], None, "--length x"),
+        ("infill", ["the [MASK]", "--in-order"], None, "--must-contain"),
+        ("infill", ["the [MASK]", "--constraint", "open('x')"], None, "cannot read the constraint"),
+        ("infill", ["the [MASK]", "--regex", "(the|cat)* the (the|cat){14}"], None, "more than 4,096 states"),
+        ("infill", ["[MASK:1-9000]", "--memory", "1M"], None, "would take"),
+        ("infill", ["the [MASK]", "-n", "0"], None, "at least 1"),
+        ("infill", ["-"], "the [MASK]\nthe [MASK:3-1]\n", "line 2: [MASK:3-1]"),
+        ("infill", ["-"], b"\xff\n", "line 1: not UTF-8"),
+        ("next", ["--top-k", "-1"], None, "top_k"),
+        ("score", ["missing.txt"], None, "no such file"),
+        ("score", [], "", "empty"),
+        ("score", [], b"the cat\n\xff\xfe\n", "line 2: not UTF-8"),
+        ("score", [], "the <eos> cat\n", "literal <eos>"),
+        ("sample", ["-n", "0"], None, "at least 1"),
+        ("sample", ["--temperature", "0"], None, "temperature"),
+        ("sample", ["--must-contain", "cat", "--top-k", "3"], None, "--top-k"),
+        ("decode", ["-k", "2", "--method", "posterior"], "the cat\n", "-k 2"),
+        ("decode", ["--summary"], "the cat\n", "--gold"),
+        (
+            "decode",
+            ["--memory", "1M"],
+            "the " * 2000 + "\n",
+            "line 1: the transitions of 2,000 words would take",
+        ),
+        ("spot", ["--worst", "0"], "the cat\n", "--worst 0"),
+        ("quantities", ["phrase"], None, "operands"),
+        ("quantities", ["phrase", "zebra"], None, "no such word"),
+        ("verify", ["--texts", "0"], None, "--texts 0"),
+        ("export", ["model.bin"], None, "name the kind"),
+    ],
+)
+def test_bad_input_gets_its_line(ask, verb, arguments, text, what):
+    code, out, err = ask(verb, *arguments, "--quiet", text=text)
+    assert code == 2, (code, out, err)
+    assert err.startswith("vlhmm: ") and err.count("\n") == 1 and what in err, err
+
+
+def test_a_missing_run_and_a_baseline_are_refused(capsys, tmp_path):
+    assert main(["next", str(tmp_path / "nowhere"), "the"]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_a_closed_pipe_is_no_error(run_folder):
+    program = [sys.executable, "-m", "vlhmm", "sample", run_folder, "-n", "20000", "--quiet"]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait(timeout=60) == 0
+    process.stderr.close()
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_run(path, run_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(path), run_folder])
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.strip()

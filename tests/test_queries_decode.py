@@ -1,0 +1,164 @@
+"""States behind a text, and words given both sides, against the table of every path."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+import query_oracle as oracle
+from dense_hmm import judged, random_model
+from query_models import MANY, REAL, ids_of, models, real_model, texts
+from vlhmm.errors import QueryError
+from vlhmm.queries.cloze import spot, word_posterior, word_posteriors
+from vlhmm.queries.decode import decode, posteriors
+from vlhmm.queries.tagging import TagCounts
+
+EXACT = dict(rtol=1e-9, atol=1e-12)
+
+
+def table_of(model, ids, eos):
+    """p(words[, <eos>], path of the words): every path, the <eos>'s own state summed over."""
+    table = oracle.joint(judged(model), [*ids, model.vocabulary.eos] if eos else ids)
+    return table.sum(-1) if eos else table
+
+
+def check_decoding(model, words, eos):
+    ids = ids_of(model, words)
+    table = table_of(model, ids, eos)
+    total = table.sum()
+    if total == 0:
+        with pytest.raises(QueryError, match="probability zero"):
+            posteriors(model, words, eos)
+        return
+    known = posteriors(model, words, eos)
+    assert_allclose(known.log_likelihood, math.log(total), **EXACT)
+    for t in range(len(ids)):
+        others = tuple(axis for axis in range(len(ids)) if axis != t)
+        marginal = table.sum(others) / total
+        up_to = oracle.joint(judged(model), ids[: t + 1])
+        filtered = up_to.sum(tuple(range(t))) / up_to.sum()
+        states = known.states[t].numpy()
+        for got, expected in ((known.smoothed, marginal), (known.filtered, filtered)):
+            spread = np.zeros_like(expected)
+            np.add.at(spread, states, got[t].numpy())
+            assert_allclose(spread, expected, **EXACT)
+        if not eos and t == len(ids) - 1:
+            assert_allclose(known.filtered[t].numpy(), known.smoothed[t].numpy(), **EXACT)
+    best = decode(model, words, eos=eos)[0]
+    assert_allclose(best.log_prob, math.log(table.max()), **EXACT)
+    assert_allclose(table[tuple(best.states)], table.max(), **EXACT)
+    several = decode(model, words, k=4, eos=eos)
+    ranked = np.sort(table.reshape(-1))[::-1]
+    expected = [p for p in ranked[:4] if p > 0]
+    assert_allclose([d.log_prob for d in several], np.log(expected), **EXACT)
+    assert_allclose([table[tuple(d.states)] for d in several], expected, **EXACT)
+    assert len({tuple(d.states) for d in several}) == len(several)
+    word_by_word = decode(model, words, method="posterior", eos=eos)[0]
+    for t, probability in enumerate(word_by_word.posteriors):
+        others = tuple(axis for axis in range(len(ids)) if axis != t)
+        assert_allclose(probability, (table.sum(others) / total).max(), **EXACT)
+
+
+@MANY
+@given(model=models(), data=st.data(), eos=st.booleans())
+def test_states_are_those_of_every_path(model, data, eos):
+    check_decoding(model, data.draw(texts(model, min_size=1, max_size=4)), eos)
+
+
+@pytest.mark.parametrize(("kind", "rule"), REAL)
+def test_states_of_every_parameterization(kind, rule):
+    model = real_model(kind, rule)
+    check_decoding(model, "a <eos> zzz c".split(), eos=True)
+
+
+def check_cloze(model, words, eos, allow_eos):
+    judge = judged(model)
+    ids = ids_of(model, words) + [model.vocabulary.eos] * eos
+    every = []
+    for t in range(len(words)):
+        weights = np.array(
+            [oracle.string_probability(judge, [*ids[:t], w, *ids[t + 1 :]]) for w in range(judge[2].shape[1])]
+        )
+        if not allow_eos:
+            weights[model.vocabulary.eos] = 0
+        every.append(weights)
+    if any(weights.sum() == 0 for weights in every):
+        with pytest.raises(QueryError, match="probability zero"):
+            list(word_posteriors(model, words, eos, allow_eos))
+        return
+    found = list(word_posteriors(model, words, eos, allow_eos))
+    for t, weights in enumerate(every):
+        assert_allclose(found[t].probabilities, weights / weights.sum(), **EXACT)
+        assert_allclose(
+            word_posterior(model, words, t, eos, allow_eos).probabilities, found[t].probabilities, **EXACT
+        )
+
+
+@MANY
+@given(model=models(), data=st.data(), eos=st.booleans(), allow_eos=st.booleans())
+def test_a_word_given_both_sides_is_every_word_scored(model, data, eos, allow_eos):
+    check_cloze(model, data.draw(texts(model, min_size=1, max_size=4)), eos, allow_eos)
+
+
+@pytest.mark.parametrize(("kind", "rule"), REAL)
+def test_a_word_given_both_sides_in_every_parameterization(kind, rule):
+    check_cloze(real_model(kind, rule), "a <eos> zzz c".split(), eos=True, allow_eos=True)
+
+
+def test_spot_finds_the_least_expected():
+    model = random_model(1, num_words=4, num_groups=3)
+    words = "a b zzz c a".split()
+    found = spot(model, words, top_k=2)
+    assert [s.log_prob for s in found] == sorted(s.log_prob for s in found)
+    assert sorted(s.position for s in found) == list(range(5))
+    for surprise in found:
+        expected = word_posterior(model, words, surprise.position)
+        assert_allclose(surprise.log_prob, expected.log_prob(words[surprise.position]), **EXACT)
+        assert [w.word for w in surprise.expected] == [w.word for w in expected.top(2)]
+        higher = (expected.probabilities > expected[words[surprise.position]]).sum()
+        assert surprise.rank == higher + 1
+        assert surprise.oov == (surprise.position == 2)
+    assert_allclose(
+        word_posterior(model, words, -1).probabilities, word_posterior(model, words, 4).probabilities
+    )
+
+
+def test_bad_questions_are_refused():
+    model = random_model(0)
+    for wrong, what in (
+        (lambda: decode(model, ""), "empty text"),
+        (lambda: decode(model, "a", method="best"), "unknown method"),
+        (lambda: decode(model, "a", k=0), "at least 1"),
+        (lambda: decode(model, "a", method="posterior", k=2), "1 for posterior"),
+        (lambda: posteriors(model, ["a"] * 100, memory=1000), "split the text"),
+        (lambda: list(word_posteriors(model, ["a"] * 100, memory=1000)), "split the text"),
+        (lambda: word_posterior(model, "a b", 2), "position 2 in a text of 2 words"),
+        (lambda: word_posterior(model, "", 0), "position 0 in a text of 0 words"),
+    ):
+        with pytest.raises(QueryError, match=what):
+            wrong()
+
+
+def test_tags_are_measured():
+    counts = TagCounts()
+    counts.add([1, 1, 1, 2], "NNVV")  # state 1: N N V; state 2: V
+    found = counts.scores()
+    assert (
+        found.many_to_one == 0.75 and found.num_states == 2 and found.num_tags == 2 and found.num_tokens == 4
+    )
+    joint = -(0.5 * math.log(0.5) + 2 * 0.25 * math.log(0.25))
+    of_states = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    homogeneity, completeness = 1 - (joint - of_states) / math.log(2), 1 - (joint - math.log(2)) / of_states
+    assert_allclose((found.homogeneity, found.completeness), (homogeneity, completeness), rtol=1e-12)
+    assert_allclose(
+        found.v_measure, 2 * homogeneity * completeness / (homogeneity + completeness), rtol=1e-12
+    )
+    perfect = TagCounts()
+    perfect.add([3, 4, 3], "ABA")
+    assert_allclose(perfect.scores()[3:], 1, rtol=1e-12)
+    with pytest.raises(ValueError, match="shorter"):
+        counts.add([1, 2], "N")
+    assert math.isnan(TagCounts().scores().v_measure)
