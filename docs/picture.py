@@ -46,7 +46,11 @@ def main(run: str, out: str) -> None:
     model = vlhmm.load(run)
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5.2), width_ratios=[1, 1.35])
     left.imshow(block_matrix(model).log10().clamp(min=-5), cmap="magma", interpolation="nearest")
-    left.set(title=f"p(next block | block), {len(model.tables.states_of_group)} blocks", xlabel="next block", ylabel="block")
+    left.set(
+        title=f"p(next block | block), {len(model.tables.states_of_group)} blocks",
+        xlabel="next block",
+        ylabel="block",
+    )
     posterior = model.posteriors(SENTENCE)
     states: list[int] = []
     for row, shares in zip(posterior.states, posterior.smoothed, strict=True):

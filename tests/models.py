@@ -41,7 +41,13 @@ def small_blocks(kind: str) -> Blocks:
 
 def small_hmm(kind: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[HMM, Blocks]:
     blocks = small_blocks(kind)
-    settings = {"num_states": blocks.num_states, "num_blocks": 3, "hidden_size": 6, "tile_width": 4, **KINDS[kind]}
+    settings = {
+        "num_states": blocks.num_states,
+        "num_blocks": 3,
+        "hidden_size": 6,
+        "tile_width": 4,
+        **KINDS[kind],
+    }
     hmm = HMM(ModelConfig(**settings), blocks, seed=seed).to(dtype)
     with torch.no_grad():  # away from the calm first values, so that no mistake hides in a flat table
         generator = torch.Generator().manual_seed(seed + 1)

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 import torch
-from models import small_hmm
 
+from models import small_hmm
 from vlhmm.bench import exactness, material, naive, training_speed
 from vlhmm.bench.contest import Timer, climb, contest, paired_ratio
 from vlhmm.bench.errors import ExactnessError, WorkerError
@@ -133,7 +133,7 @@ def test_without_time_parts_are_missing_and_said_to_be():
 # ---- exactness
 
 
-@pytest.mark.parametrize("kind", ["paper", "scalar", "block-factored", "block-factored-scalar", "uneven"])
+@pytest.mark.parametrize("kind", ["paper", "scalar", "block-factored", "block-factored-scalar"])
 def test_the_twin_agrees_with_the_fast_path(kind):
     found = check_step(*step_of(kind))
     assert found["log_likelihood"] < 1e-6 and found["gradient"] < 1e-4
@@ -156,7 +156,7 @@ def test_a_wrong_tile_is_refused(kind, transition, monkeypatch):
 
     def wrong(self, from_group, to_group, out=None):
         tiles = right(self, from_group, to_group, out)
-        tiles[0, 0, 0] *= 1.2
+        tiles[0] *= 1.02
         return tiles
 
     monkeypatch.setattr(transition, "tiles", wrong)

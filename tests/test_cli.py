@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_training import toy_lines
 
+from test_training import toy_lines
 from vlhmm.cli.common import byte_size, clock, duration
 from vlhmm.cli.main import main
 
@@ -38,7 +38,9 @@ def test_train_then_evaluate(capsys, folder):
     assert code == 0
     assert (report["sentences"], report["tokens"], report["words"]) == (40, 280, 240)
     assert report["context"] == "reset" and 1 < report["perplexity"] < 5
-    code, out, _ = run(capsys, "evaluate", folder / "run", folder / "test.txt", "--context", "both", "--format", "jsonl")
+    code, out, _ = run(
+        capsys, "evaluate", folder / "run", folder / "test.txt", "--context", "both", "--format", "jsonl"
+    )
     rules = [json.loads(line)["context"] for line in out.splitlines()]
     assert rules == ["reset", "carry"]
 
@@ -88,7 +90,18 @@ def test_dry_run_writes_nothing(capsys, folder, tmp_path):
 def test_blocks_from_a_paths_file(capsys, folder, tmp_path):
     paths = tmp_path / "paths.txt"
     assert run(capsys, "cluster", folder / "train.txt", "--blocks", "4", "--out", paths, "--quiet")[0] == 0
-    arguments = ["train", folder / "train.txt", "--valid", folder / "valid.txt", "--preset", "tiny", "--epochs", "2", "--paths", paths]
+    arguments = [
+        "train",
+        folder / "train.txt",
+        "--valid",
+        folder / "valid.txt",
+        "--preset",
+        "tiny",
+        "--epochs",
+        "2",
+        "--paths",
+        paths,
+    ]
     assert run(capsys, *arguments, "--blocks", "4", "--out", tmp_path / "run")[0] == 0
     code, _, err = run(capsys, *arguments, "--out", tmp_path / "other")
     assert code == 2 and "has 4 blocks, the model 8; add --blocks 4" in err
@@ -118,8 +131,14 @@ def bad_inputs(folder: Path, tmp: Path) -> dict[str, tuple[list, str]]:
     tiny = ["train", train, "--valid", valid, "--preset", "tiny", "--out", tmp / "out"]
     words = (good / "vocabulary.txt").read_bytes()
     return {
-        "empty file": (["train", tmp / "empty.txt", "--valid", valid, "--out", tmp / "out"], "empty.txt is empty"),
-        "not UTF-8": (["train", tmp / "latin.txt", "--valid", valid, "--out", tmp / "out"], "line 2: not UTF-8"),
+        "empty file": (
+            ["train", tmp / "empty.txt", "--valid", valid, "--out", tmp / "out"],
+            "empty.txt is empty",
+        ),
+        "not UTF-8": (
+            ["train", tmp / "latin.txt", "--valid", valid, "--out", tmp / "out"],
+            "line 2: not UTF-8",
+        ),
         "literal <eos>": (["evaluate", good, tmp / "eos.txt"], "line 1: literal <eos>"),
         "missing file": (["evaluate", good, tmp / "nowhere.txt"], "nowhere.txt"),
         "missing split": (["train", train, "--out", tmp / "out"], "--valid is missing"),
@@ -137,13 +156,21 @@ def bad_inputs(folder: Path, tmp: Path) -> dict[str, tuple[list, str]]:
         "word without a block": ([*tiny, "--paths", tmp / "paths.txt", "--blocks", "2"], "block"),
         "no run": (["evaluate", tmp / "nothing", valid], "does not exist"),
         "foreign folder": (["evaluate", tmp, valid], "has no config.json"),
-        "corrupt weights": (["evaluate", spoiled(good, tmp / "a", "model.safetensors", b"junk" * 9), valid], "damaged"),
+        "corrupt weights": (
+            ["evaluate", spoiled(good, tmp / "a", "model.safetensors", b"junk" * 9), valid],
+            "damaged",
+        ),
         "corrupt config": (["evaluate", spoiled(good, tmp / "b", "config.json", b"{"), valid], "damaged"),
-        "foreign config": (["evaluate", spoiled(good, tmp / "c", "config.json", b'{"a": 1}'), valid], "format version"),
-        "other vocabulary": (["evaluate", spoiled(good, tmp / "d", "vocabulary.txt", words + b"more\n"), valid], "more"),
+        "foreign config": (
+            ["evaluate", spoiled(good, tmp / "c", "config.json", b'{"a": 1}'), valid],
+            "format version",
+        ),
+        "other vocabulary": (
+            ["evaluate", spoiled(good, tmp / "d", "vocabulary.txt", words + b"more\n"), valid],
+            "more",
+        ),
         "no streams": (["evaluate", good, valid, "--streams", "0"], "--streams 0 must be at least 1"),
     }
-
 
 
 def test_every_bad_input_gets_one_line_and_exit_code_two(capsys, folder, tmp_path):

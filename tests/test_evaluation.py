@@ -6,8 +6,8 @@ import os
 import numpy as np
 import pytest
 import torch
-from models import VOCABULARY, small_hmm
 
+from models import VOCABULARY, small_hmm
 from vlhmm.data.text import encode
 from vlhmm.errors import ConfigError, DataError
 from vlhmm.evaluation.perplexity import evaluate, perplexity, token_log_probs

@@ -3,13 +3,13 @@
 import math
 
 import numpy as np
-import oracle
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+import oracle
 from vlhmm import inference
 from vlhmm.inference import Chain, Counts, Potentials, kernels, reference, scaled, scan
 
@@ -43,7 +43,11 @@ def enumerate_row(potentials, chain, carry, b):
     length = int(chain.lengths[b])
     start, emission, tiles = (table.double().tolist() for table in potentials)
     return oracle.path_probabilities(
-        start, emission, tiles, *(index[b, :length].tolist() for index in chain[:3]), carry=carry[b].double().tolist()
+        start,
+        emission,
+        tiles,
+        *(index[b, :length].tolist() for index in chain[:3]),
+        carry=carry[b].double().tolist(),
     )
 
 
@@ -198,9 +202,7 @@ def test_posterior_samples_have_the_posterior_frequencies():
     many = 20_000
     repeated = Chain(*(i.expand(many, *i.shape[1:]).contiguous() for i in chain))
     logs = [table.log() for table in potentials]
-    path = inference.sample_posterior(
-        *logs, repeated, torch.Generator().manual_seed(0), carry.log().expand(many, -1)
-    )
+    path = inference.sample_posterior(*logs, repeated, torch.Generator().manual_seed(0), carry.log().expand(many, -1))
     table = enumerate_row(potentials, chain, carry, 0)
     total, length = sum(table.values()), int(chain.lengths[0])
     expected = {}

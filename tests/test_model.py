@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from contract import check_language_model
-from models import KINDS, VOCABULARY, small_blocks, small_hmm
 from torch.testing import assert_close
 
+from contract import check_language_model
+from models import KINDS, VOCABULARY, small_blocks, small_hmm
 from vlhmm.blocks.structure import Blocks
 from vlhmm.data.batches import Batch
 from vlhmm.errors import ConfigError
@@ -55,9 +55,10 @@ def dense_by_definition(hmm, blocks, kept=None):
     emission = torch.zeros(num_states, blocks.vocab_size, dtype=matrix.dtype)
     for word, group in enumerate(blocks.group_of_word):
         for slot, state in enumerate(groups[group]):
-            start = start.index_fill(0, torch.tensor(state), 0) + torch.nn.functional.one_hot(
-                torch.tensor(state), num_states
-            ) * potentials.log_start[group, slot].exp()
+            start = (
+                start.index_fill(0, torch.tensor(state), 0)
+                + torch.nn.functional.one_hot(torch.tensor(state), num_states) * potentials.log_start[group, slot].exp()
+            )
             mark = torch.zeros_like(emission)
             mark[state, word] = 1
             emission = emission + mark * potentials.log_emission[word, slot].exp()
@@ -75,7 +76,9 @@ def log_likelihood_by_definition(dense, sentence):
 def keep(hmm, blocks, seed=3, dropout=0.5):
     generator = torch.Generator().manual_seed(seed)
     if not blocks.partition:
-        return Kept(columns=sample_columns(torch.from_numpy(blocks.states_of_group), blocks.num_states, dropout, generator))
+        return Kept(
+            columns=sample_columns(torch.from_numpy(blocks.states_of_group), blocks.num_states, dropout, generator)
+        )
     slots, alive = sample_kept(hmm.num_alive, blocks.states_per_group, dropout, generator)
     return Kept(slots=slots, num_alive=alive)
 

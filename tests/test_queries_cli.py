@@ -229,7 +229,7 @@ def test_verify(ask, monkeypatch):
     found = json.loads(answered(ask("verify", "--format", "json")))
     assert found["passed"] and len(found["checks"]) == 10
     assert "all exact" in answered(ask("verify"))
-    monkeypatch.setattr("vlhmm.queries.verify._sums", lambda *_: [0.5])
+    monkeypatch.setattr("vlhmm.queries.verification._sums", lambda *_: [0.5])
     code, out, _ = ask("verify")
     assert code == 1 and "FAIL" in out and "OUT OF BOUNDS" in out
 
@@ -278,8 +278,8 @@ def test_export(ask, tmp_path):
         (
             "decode",
             ["--memory", "1M"],
-            "the " * 2000 + "\n",
-            "line 1: the transitions of 2,000 words would take",
+            "the " * 4000 + "\n",
+            "line 1: the transitions of 4,000 words would take",
         ),
         ("spot", ["--worst", "0"], "the cat\n", "--worst 0"),
         ("quantities", ["phrase"], None, "operands"),

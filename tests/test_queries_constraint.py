@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import query_oracle as oracle
@@ -127,7 +127,7 @@ def test_malformed_patterns_are_refused(pattern, what):
 phrases = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=3)
 
 
-@MANY
+@settings(MANY, max_examples=15)
 @given(first=phrases, second=phrases, low=st.integers(0, 3), more=st.integers(0, 2))
 def test_phrases_and_lengths(first, second, low, more):
     one, two = ([VOCABULARY.id_of[w] for w in phrase] for phrase in (first, second))

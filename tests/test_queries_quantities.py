@@ -18,10 +18,10 @@ from query_models import MANY, ids_of, models, real_model
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import DataError, QueryError
 from vlhmm.queries.bench import bench_queries
-from vlhmm.queries.export import LOG_ZERO, export, load_export
+from vlhmm.queries.exporting import LOG_ZERO, export, load_export
 from vlhmm.queries.quantities import entropy_rate, kl_on_text, phrase_probability, predictions
-from vlhmm.queries.score import score
-from vlhmm.queries.verify import verify
+from vlhmm.queries.scoring import score
+from vlhmm.queries.verification import verify
 
 EXACT = dict(rtol=1e-9, atol=1e-12)
 
@@ -179,10 +179,10 @@ def test_exports_refuse(tmp_path, monkeypatch):
     for name in ("bad.npz", "bad.safetensors", "missing.npz", "."):
         with pytest.raises(DataError, match="cannot read"):
             load_export(tmp_path / name)
-    monkeypatch.setattr("vlhmm.queries.export.HMMLEARN_MAX_STATES", 1)
+    monkeypatch.setattr("vlhmm.queries.exporting.HMMLEARN_MAX_STATES", 1)
     with pytest.raises(QueryError, match="too many"):
         export(model, tmp_path / "m.npz", "hmmlearn")
-    monkeypatch.setattr("vlhmm.queries.export.export_bytes", lambda *_: 1 << 60)
+    monkeypatch.setattr("vlhmm.queries.exporting.export_bytes", lambda *_: 1 << 60)
     with pytest.raises(QueryError, match="free some space"):
         export(model, tmp_path / "m.npz")
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from models import small_hmm
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from models import small_hmm
 from vlhmm.config import override
 from vlhmm.data.corpora import Corpus, load_texts
 from vlhmm.data.text import encode
@@ -39,7 +39,11 @@ def toy_lines(count: int, seed: int) -> list[list[str]]:
     lines = []
     for _ in range(count):
         one = draw.random() < 0.5
-        line = ["the", draw.choice(["big", "small"]), draw.choice(["cat", "dog"]) if one else draw.choice(["cats", "dogs"])]
+        line = [
+            "the",
+            draw.choice(["big", "small"]),
+            draw.choice(["cat", "dog"]) if one else draw.choice(["cats", "dogs"]),
+        ]
         lines.append([*line, draw.choice(["here", "there"]), "runs" if one else "run", "."])
     return lines
 
@@ -103,7 +107,10 @@ def test_every_way_of_training_beats_the_unigram(toy, tmp_path, changes):
 
 
 def test_resuming_at_any_step_gives_the_same_bits(toy, tmp_path):
-    for name, changes in {"em": [], "gradient": [*GRADIENT, "training.schedule=plateau", "training.average=0.9"]}.items():
+    for name, changes in {
+        "em": [],
+        "gradient": [*GRADIENT, "training.schedule=plateau", "training.average=0.9"],
+    }.items():
         config = tiny(*changes)
         whole = train(toy, config, tmp_path / name)
         steps = 0
@@ -117,10 +124,15 @@ def test_resuming_at_any_step_gives_the_same_bits(toy, tmp_path):
             if train(toy, config, tmp_path / f"{name}-parts", should_stop=stop_now).finished:
                 break
         assert_same_bits(final_weights(tmp_path / name), final_weights(tmp_path / f"{name}-parts"))
-        finals = [load_file(next((tmp_path / run / "checkpoint").glob("*.safetensors"))) for run in (name, f"{name}-parts")]
+        finals = [
+            load_file(next((tmp_path / run / "checkpoint").glob("*.safetensors"))) for run in (name, f"{name}-parts")
+        ]
         assert_same_bits(*finals)
         events = [
-            [{k: v for k, v in json.loads(line).items() if k not in ("seconds", "tokens_per_second")} for line in path.read_text().splitlines()]
+            [
+                {k: v for k, v in json.loads(line).items() if k not in ("seconds", "tokens_per_second")}
+                for line in path.read_text().splitlines()
+            ]
             for path in (tmp_path / name / "journal.jsonl", tmp_path / f"{name}-parts" / "journal.jsonl")
         ]
         assert events[0] == events[1] and whole.finished
@@ -184,7 +196,12 @@ def test_comes_within_two_percent_of_a_known_hmm():
     matrix = np.array([[0.8, 0.1, 0.05, 0.05], [0.1, 0.1, 0.7, 0.1], [0.1, 0.7, 0.1, 0.1], [0.3, 0.3, 0.3, 0.1]])
     start = np.array([0.7, 0.1, 0.1, 0.1])
     emission = np.array(
-        [[0.05, 0, 0.6, 0.3, 0.05, 0, 0, 0], [0.1, 0, 0, 0, 0.7, 0.2, 0, 0], [0.1, 0, 0, 0, 0, 0.1, 0.6, 0.2], [0.3, 0, 0.1, 0.1, 0.1, 0.1, 0.1, 0.2]]
+        [
+            [0.05, 0, 0.6, 0.3, 0.05, 0, 0, 0],
+            [0.1, 0, 0, 0, 0.7, 0.2, 0, 0],
+            [0.1, 0, 0, 0, 0, 0.1, 0.6, 0.2],
+            [0.3, 0, 0.1, 0.1, 0.1, 0.1, 0.1, 0.2],
+        ]
     )
     texts = [encode(sample_text(start, matrix, emission, n, vocabulary, rng), vocabulary) for n in (4000, 500, 800)]
     corpus = Corpus("known", vocabulary, *texts)
@@ -283,7 +300,11 @@ def test_another_runs_folder_is_refused(toy, tmp_path):
 
 def test_damaged_files_get_one_clear_line(toy, tmp_path):
     train(toy, tiny("training.epochs=2"), tmp_path / "run")
-    for name, match in (("model.safetensors", "damaged"), ("config.json", "damaged"), ("blocks.tsv", "blocks.tsv")):
+    for name, match in (
+        ("model.safetensors", "damaged"),
+        ("config.json", "damaged"),
+        ("blocks.tsv", "blocks.tsv"),
+    ):
         path = tmp_path / "run" / name
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) // 2])

@@ -1,9 +1,9 @@
 """Very large hidden Markov language models: tens of thousands of states, exact inference, an ordinary machine.
 
-    import vlhmm
-    model = vlhmm.load("runs/mine")
-    model.perplexity("test.txt")
-    model.next_word("the president of the", top_k=5)
+import vlhmm
+model = vlhmm.load("runs/mine")
+model.perplexity("test.txt")
+model.next_word("the president of the", top_k=5)
 """
 
 from typing import Any

@@ -24,7 +24,7 @@ def from_dict(kind: type[Config], values: dict[str, Any], where: str = "") -> Co
         if key not in hints:
             raise unknown("setting", where + key, [where + name for name in hints])
         hint = hints[key]
-        if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
             chosen[key] = from_dict(hint, value, f"{where}{key}.")
         else:
             chosen[key] = converted(value, hint, where + key)
@@ -63,7 +63,9 @@ def dotted_names(config: Any, prefix: str = "") -> list[str]:
     names = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        names += dotted_names(value, f"{prefix}{field.name}.") if dataclasses.is_dataclass(value) else [prefix + field.name]
+        names += (
+            dotted_names(value, f"{prefix}{field.name}.") if dataclasses.is_dataclass(value) else [prefix + field.name]
+        )
     return names
 
 

@@ -4,7 +4,6 @@ Each is checked, then warmed up (`prepare`), then timed a step at a time (`step`
 own step; the LSTM reads the same batches in the same order.
 """
 
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -61,16 +60,9 @@ class HMMTraining:
         folder = Path(settings["folder"])
         self.settings, self.corpus = settings, read_corpus(folder)
         self.blocks = read_blocks(folder, settings["num_states"], settings["num_blocks"])
-        self.scratch = (
-            tempfile.TemporaryDirectory()
-        )  # nothing is written there unless a check or checkpoint is asked for
+        run = RunFolder(folder / "run")  # nothing is written there: no step validates or saves
         self.trainer = Trainer(
-            self.corpus,
-            run_config(settings),
-            RunFolder(self.scratch.name),
-            self.blocks,
-            "cpu",
-            settings.get("memory"),
+            self.corpus, run_config(settings), run, self.blocks, "cpu", settings.get("memory")
         )
 
     def prepare(self) -> dict[str, Any]:

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 def verb_parser(subparsers: Any, name: str, help: str, description: str, epilog: str) -> argparse.ArgumentParser:
     """A verb's parser: its help keeps the layout of the examples."""
     return subparsers.add_parser(
-        name, help=help, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+        name,
+        help=help,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
 
@@ -26,7 +30,9 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
     """--seed, --device, --threads, --memory, --quiet."""
     group = parser.add_argument_group("machine")
     group.add_argument("--seed", type=int, default=0, help="all randomness comes from it (default: 0)")
-    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one")
+    group.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
+    )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
     group.add_argument("--memory", type=byte_size, metavar="SIZE", help="budget for transition tiles, e.g. 4G")
     group.add_argument("--quiet", action="store_true", help="no progress and no notes")
@@ -131,10 +137,12 @@ def load_training_corpus(args: argparse.Namespace, vocabulary: Any = None) -> Co
         if args.valid:
             raise ConfigError(f"{args.train} brings its own validation text; drop --valid, or give TRAIN as a file")
         if args.max_vocab is not None or args.min_count != 1:
-            raise ConfigError(f"{args.train} has a fixed vocabulary; drop --max-vocab and --min-count, or give TRAIN as a file")
+            raise ConfigError(
+                f"{args.train} has a fixed vocabulary; drop --max-vocab and --min-count, or give TRAIN as a file"
+            )
         return load_corpus(args.train, args.data_dir)
     if not args.valid:
-        raise ConfigError(f"--valid is missing: {args.train} is a file, and the best model is chosen on a text it was not trained on")
-    return load_texts(
-        args.train, args.valid, getattr(args, "test", None), vocabulary, args.max_vocab, args.min_count
-    )
+        raise ConfigError(
+            f"--valid is missing: {args.train} is a file, and the best model is chosen on a text it was not trained on"
+        )
+    return load_texts(args.train, args.valid, getattr(args, "test", None), vocabulary, args.max_vocab, args.min_count)

@@ -121,7 +121,7 @@ def _tags(gold: Iterator[list[str]], name: str, number: int, words: list[str]) -
 
 def _sentence(model: Any, words: list[str], args: argparse.Namespace) -> list[dict[str, Any]]:
     """The decodings of one sentence, best first: words, states, groups, probabilities, log_prob, top."""
-    from vlhmm.queries.decode import decode, posteriors
+    from vlhmm.queries.decoding import decode, posteriors
 
     memory = memory_of(args)
     if args.method == "filtered" or args.top:

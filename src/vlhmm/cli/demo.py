@@ -34,7 +34,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--out", metavar="RUN", default="runs/demo", help="the run's folder (default: runs/demo)")
     parser.add_argument("--preset", metavar="NAME", default="demo", help="default: demo; tiny takes seconds")
-    parser.add_argument("--time-limit", type=float, metavar="S", default=420, help="seconds of training at most (default: 420)")
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        metavar="S",
+        default=420,
+        help="seconds of training at most (default: 420)",
+    )
     add_format(parser)
     add_machine_options(parser)
     parser.set_defaults(run=run)

@@ -6,7 +6,14 @@ import argparse
 import json
 from typing import Any
 
-from vlhmm.cli.common import add_format, add_machine_options, load_run_texts, setup, token_progress, verb_parser
+from vlhmm.cli.common import (
+    add_format,
+    add_machine_options,
+    load_run_texts,
+    setup,
+    token_progress,
+    verb_parser,
+)
 
 EPILOG = """\
 FILE is a text, one sentence a line, - for standard input, or a corpus (ptb, wikitext-2, sotu: its valid and test
@@ -26,12 +33,20 @@ The rule the model was trained with is the default.
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """The parser of this verb, added to `subparsers`."""
     parser = verb_parser(
-        subparsers, "evaluate", "perplexity of texts, with every count beside it", "Perplexity of texts under a trained model.", EPILOG
+        subparsers,
+        "evaluate",
+        "perplexity of texts, with every count beside it",
+        "Perplexity of texts under a trained model.",
+        EPILOG,
     )
     parser.add_argument("run_folder", metavar="RUN", help="a run of vlhmm train or vlhmm baseline")
     parser.add_argument("files", metavar="FILE", nargs="+", help="a text file, - for standard input, or a corpus name")
-    parser.add_argument("--context", choices=("reset", "carry", "both"), help="default: the rule the model was trained with")
-    parser.add_argument("--streams", type=int, default=16, metavar="N", help="parallel streams under carry (default: 16)")
+    parser.add_argument(
+        "--context", choices=("reset", "carry", "both"), help="default: the rule the model was trained with"
+    )
+    parser.add_argument(
+        "--streams", type=int, default=16, metavar="N", help="parallel streams under carry (default: 16)"
+    )
     parser.add_argument("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie (default: $VLHMM_DATA)")
     add_format(parser, "text", "json", "jsonl")
     add_machine_options(parser)

@@ -43,7 +43,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """0 when the file is written."""
-    from vlhmm.queries.export import export, export_bytes
+    from vlhmm.queries.exporting import export, export_bytes
     from vlhmm.queries.text import gibibytes
 
     model = load_model(args)

@@ -67,7 +67,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """0 when every text is filled."""
-    from vlhmm.queries.infill import prepare
+    from vlhmm.queries.infilling import prepare
 
     constraint = constraint_of(args)
     model = load_model(args)

@@ -52,7 +52,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """0 when every context has its next words."""
-    from vlhmm.queries.next_word import next_distribution
+    from vlhmm.queries.prediction import next_distribution
 
     model = load_model(args)
     logs, note = Logs(args), note_to(args.quiet)

@@ -63,7 +63,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """0 when the texts are drawn."""
     from vlhmm.errors import ConfigError
-    from vlhmm.queries.sample import constrained, sample
+    from vlhmm.queries.sampling import constrained, sample
 
     constraint = constraint_of(args)
     if constraint is not None and (

@@ -41,7 +41,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """0 when every line has its score."""
     from vlhmm.data.text import read_lines
-    from vlhmm.queries.score import score_lines
+    from vlhmm.queries.scoring import score_lines
 
     model = load_model(args)
     logs = Logs(args)

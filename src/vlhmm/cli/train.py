@@ -39,14 +39,19 @@ presets (vlhmm train --list-presets shows them with their settings):
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """The parser of this verb, added to `subparsers`."""
     parser = verb_parser(
-        subparsers, "train", "train a model on any whitespace-tokenized text",
-        "Train a very large HMM; the model best on the validation text is kept in RUN.", EPILOG + presets_help(),
+        subparsers,
+        "train",
+        "train a model on any whitespace-tokenized text",
+        "Train a very large HMM; the model best on the validation text is kept in RUN.",
+        EPILOG + presets_help(),
     )
     parser.add_argument("train", metavar="TRAIN", nargs="?", help="a text file, - for standard input, or a corpus name")
     parser.add_argument("--valid", metavar="VALID", help="validation text; corpora by name bring their own")
     parser.add_argument("--out", metavar="RUN", help="the run's folder")
     parser.add_argument("--preset", metavar="NAME", default="default", help="a whole configuration (default: default)")
-    parser.add_argument("--set", metavar="A.B=C", action="append", default=[], help="change one setting; may be repeated")
+    parser.add_argument(
+        "--set", metavar="A.B=C", action="append", default=[], help="change one setting; may be repeated"
+    )
     parser.add_argument("--states", metavar="N", help="short for --set model.num_states=N; 2^13 is understood")
     parser.add_argument("--blocks", metavar="M", help="short for --set model.num_blocks=M")
     parser.add_argument("--epochs", metavar="N", help="short for --set training.epochs=N")
@@ -56,7 +61,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--max-vocab", type=int, metavar="N", help="keep the N most frequent words")
     parser.add_argument("--min-count", type=int, default=1, metavar="N", help="keep words seen N times or more")
     parser.add_argument("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie (default: $VLHMM_DATA)")
-    parser.add_argument("--time-limit", type=duration, metavar="T", help="stop cleanly after 90s, 15m, 1.5h; rerun to go on")
+    parser.add_argument(
+        "--time-limit", type=duration, metavar="T", help="stop cleanly after 90s, 15m, 1.5h; rerun to go on"
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what it would cost, and stop")
     parser.add_argument("--list-presets", action="store_true", help="all presets with their settings as JSON")
     add_format(parser)
@@ -104,18 +111,42 @@ def run(args: argparse.Namespace) -> int:
         return 0
     with interruptible() as stop_asked, shown_progress(args.quiet, config) as progress:
         result = trainer.train(
-            corpus, config, args.out, time_limit=args.time_limit, device=device, memory=args.memory,
-            progress=progress, should_stop=stop_asked, note=note, blocks=blocks,
+            corpus,
+            config,
+            args.out,
+            time_limit=args.time_limit,
+            device=device,
+            memory=args.memory,
+            progress=progress,
+            should_stop=stop_asked,
+            note=note,
+            blocks=blocks,
             described={"train": args.train, "valid": args.valid},
         )
-    summary = {"run": args.out, "finished": result.finished, "stopped_by": result.stopped_by, "step": result.step,
-               "total_steps": result.total_steps, "best_valid": finite(result.best_valid), "context": config.training.context,
-               "parameters": result.num_parameters, "seconds": round(result.seconds, 1)}
+    summary = {
+        "run": args.out,
+        "finished": result.finished,
+        "stopped_by": result.stopped_by,
+        "step": result.step,
+        "total_steps": result.total_steps,
+        "best_valid": finite(result.best_valid),
+        "context": config.training.context,
+        "parameters": result.num_parameters,
+        "seconds": round(result.seconds, 1),
+    }
     if args.format == "json":
         print(json.dumps(summary))
     else:
-        state = "finished" if result.finished else f"stopped by {result.stopped_by} at step {result.step} of {result.total_steps}"
-        best = f"best valid perplexity {result.best_valid:.2f} (context {config.training.context})" if summary["best_valid"] else "not validated yet"
+        state = (
+            "finished"
+            if result.finished
+            else f"stopped by {result.stopped_by} at step {result.step} of {result.total_steps}"
+        )
+        best = (
+            f"best valid perplexity {result.best_valid:.2f} (context {config.training.context})"
+            if summary["best_valid"]
+            else "not validated yet"
+        )
         print(f"{args.out}: {state}; {best}; {result.num_parameters:,} parameters; {clock(result.seconds)}")
     return 130 if result.stopped_by == "interrupt" else 0
 
@@ -126,8 +157,14 @@ def finite(value: float) -> float | None:
 
 def configured(args: argparse.Namespace, override: Callable, preset: Callable) -> Any:
     """The preset with every option of the command line applied."""
-    short = {"model.num_states": args.states, "model.num_blocks": args.blocks, "training.epochs": args.epochs,
-             "training.context": args.context, "max_vocab": args.max_vocab, "min_count": args.min_count}
+    short = {
+        "model.num_states": args.states,
+        "model.num_blocks": args.blocks,
+        "training.epochs": args.epochs,
+        "training.context": args.context,
+        "max_vocab": args.max_vocab,
+        "min_count": args.min_count,
+    }
     changes = [f"{name}={value}" for name, value in short.items() if value is not None]
     # several settings may only fit each other together, so they are applied at once
     return override(preset(args.preset), [f"training.seed={args.seed}", *changes, *args.set])
@@ -143,7 +180,9 @@ def given_blocks(args: argparse.Namespace, config: Any, corpus: Any) -> Any:
 
     read = read_paths(args.paths, corpus.vocabulary.words)
     if read.num_blocks != config.model.num_blocks:
-        raise ConfigError(f"{args.paths} has {read.num_blocks} blocks, the model {config.model.num_blocks}; add --blocks {read.num_blocks}")
+        raise ConfigError(
+            f"{args.paths} has {read.num_blocks} blocks, the model {config.model.num_blocks}; add --blocks {read.num_blocks}"
+        )
     return partition(config.model, read.block_of_word, corpus.train.tokens)
 
 
@@ -161,7 +200,7 @@ def print_estimate(estimate: dict[str, Any], kind: str) -> None:
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
     """The first Ctrl-C asks the run to stop after its step, with a checkpoint; the second stops it at once."""
-    asked = []
+    asked: list[bool] = []
 
     def ask(*_: Any) -> None:
         if asked:

@@ -41,7 +41,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """0 when every check is within its bounds, 1 otherwise."""
     from vlhmm.errors import ConfigError
-    from vlhmm.queries.verify import verify
+    from vlhmm.queries.verification import verify
 
     if args.texts < 1:
         raise ConfigError(f"--texts {args.texts}: expected at least 1")

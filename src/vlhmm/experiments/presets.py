@@ -14,11 +14,24 @@ from vlhmm.training.config import RunConfig, TrainingConfig
 def em(num_states: int, num_blocks: int, epochs: float, **training: object) -> RunConfig:
     """Our model: block-factored transitions, trained by generalized EM under state dropout."""
     model = ModelConfig(
-        num_states=num_states, num_blocks=num_blocks, transition="block-factored", embedding="additive", slot_code=8.0
+        num_states=num_states,
+        num_blocks=num_blocks,
+        transition="block-factored",
+        embedding="additive",
+        slot_code=8.0,
     )
     settings: dict = dict(
-        method="em", batch="sentences", batch_tokens=65_536, m_steps=3, epochs=epochs, rate=1.5e-2, beta2=0.99,
-        schedule="cosine", warmup_steps=10, checks_per_epoch=0.1, state_dropout=0.5,
+        method="em",
+        batch="sentences",
+        batch_tokens=65_536,
+        m_steps=3,
+        epochs=epochs,
+        rate=1.5e-2,
+        beta2=0.99,
+        schedule="cosine",
+        warmup_steps=10,
+        checks_per_epoch=0.1,
+        state_dropout=0.5,
     )
     return RunConfig(model=model, training=TrainingConfig(**(settings | training)))
 

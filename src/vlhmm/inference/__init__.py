@@ -48,9 +48,7 @@ def forward(
     return scaled.forward(potentials, chain, carry)
 
 
-def posteriors(
-    potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch slot"] | None = None
-) -> Posteriors:
+def posteriors(potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch slot"] | None = None) -> Posteriors:
     """Smoothed posteriors p(z_t | x) and p(z_t-1, z_t | x); the latter takes O(B T K^2) memory."""
     passed = forward(potentials, chain, carry)
     if use_kernels(potentials.emission):

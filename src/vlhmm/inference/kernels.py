@@ -108,6 +108,7 @@ def forward_rows(first, last, start, emission, tiles, start_of, emit_of, edge_of
 @kernel
 def backward_rows(first, last, emission, tiles, emit_of, edge_of, lengths, alpha, scale, posterior, right):
     size = emission.shape[1]
+    even = size - size % 4
     for b in range(first, last):
         beta = np.ones_like(alpha[b, 0])
         for t in range(lengths[b] - 1, -1, -1):
@@ -120,7 +121,16 @@ def backward_rows(first, last, emission, tiles, emit_of, edge_of, lengths, alpha
                 for i in range(size):
                     beta[i] = 1
             else:
-                for i in range(size):
+                for i in range(0, even, 4):  # four rows of the tile at once share what is read of `right`
+                    s0 = s1 = s2 = s3 = beta[i] * 0
+                    for j in range(size):
+                        r = right[b, t, j]
+                        s0 += tiles[edge, i, j] * r
+                        s1 += tiles[edge, i + 1, j] * r
+                        s2 += tiles[edge, i + 2, j] * r
+                        s3 += tiles[edge, i + 3, j] * r
+                    beta[i], beta[i + 1], beta[i + 2], beta[i + 3] = s0, s1, s2, s3
+                for i in range(even, size):
                     total = beta[i] * 0
                     for j in range(size):
                         total += tiles[edge, i, j] * right[b, t, j]
@@ -223,7 +233,18 @@ def forward(
         scale[np.arange(shape[1])[None] >= lengths[:, None]] = 1
     held = carry_array(carry, shape[0], emission)
     parallel(
-        forward_rows, even_bounds(lengths), start, emission, tiles, start_of, emit_of, edge_of, lengths, held, alpha, scale
+        forward_rows,
+        even_bounds(lengths),
+        start,
+        emission,
+        tiles,
+        start_of,
+        emit_of,
+        edge_of,
+        lengths,
+        held,
+        alpha,
+        scale,
     )
     with np.errstate(divide="ignore"):
         log_scale = np.log(scale, dtype=np.float64)
@@ -245,14 +266,22 @@ def backward(
         posterior[beyond] = 0
         right[beyond] = 0
     parallel(
-        backward_rows, even_bounds(lengths), emission, tiles, emit_of, edge_of, lengths, alpha, scale, posterior, right
+        backward_rows,
+        even_bounds(lengths),
+        emission,
+        tiles,
+        emit_of,
+        edge_of,
+        lengths,
+        alpha,
+        scale,
+        posterior,
+        right,
     )
     return torch.from_numpy(posterior), torch.from_numpy(right)
 
 
-def add_edge_sums(
-    sums: Tensor, chain: Chain, alpha: Tensor, right: Tensor, carry: Tensor | None
-) -> None:
+def add_edge_sums(sums: Tensor, chain: Chain, alpha: Tensor, right: Tensor, carry: Tensor | None) -> None:
     r"""sums[p] += $\sum_t \hat\alpha_{t-1} r_t^\top$ over the edges through tile p: counts divided by the tile itself."""
     _, _, edge_of, lengths = arrays_of(chain)
     time, size = edge_of.shape[1], right.shape[2]
@@ -264,7 +293,17 @@ def add_edge_sums(
     begin = np.concatenate([[0], np.cumsum(occurrences)])
     flat_alpha, flat_right = alpha.numpy().reshape(-1, size), right.numpy().reshape(-1, size)
     held = carry_array(carry, edge_of.shape[0], flat_right)
-    parallel(count_edges, even_bounds(occurrences), positions, begin, flat_alpha, held, time, flat_right, sums.numpy())
+    parallel(
+        count_edges,
+        even_bounds(occurrences),
+        positions,
+        begin,
+        flat_alpha,
+        held,
+        time,
+        flat_right,
+        sums.numpy(),
+    )
 
 
 def add_table_counts(counts: Counts, chain: Chain, posterior: Tensor) -> None:

@@ -11,9 +11,7 @@ from torch import Tensor
 from vlhmm.inference.chain import Chain, Counts, Forward, Potentials
 
 
-def forward(
-    potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch slot"] | None = None
-) -> Forward:
+def forward(potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch slot"] | None = None) -> Forward:
     """Filtered posteriors and log p(x_t | x_<t), in O(T K^2) a sequence; padding gets zeros."""
     start, emission, tiles = potentials
     batch, time = chain.emit_of.shape

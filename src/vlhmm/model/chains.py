@@ -49,7 +49,11 @@ def distinct_pairs(codes: Tensor, live: Tensor, num_groups: int) -> tuple[Int[Te
 
 
 def chain_of(
-    group_of_word: Int[Tensor, " word"], tokens: Tensor, lengths: Tensor, codes: Tensor, known: Int[Tensor, " pair"]
+    group_of_word: Int[Tensor, " word"],
+    tokens: Tensor,
+    lengths: Tensor,
+    codes: Tensor,
+    known: Int[Tensor, " pair"],
 ) -> Chain:
     """The chain that reads tile p for the p-th of the `known` codes."""
     edge_of = torch.searchsorted(known, codes.clamp(min=0)) if len(known) else torch.zeros_like(codes)

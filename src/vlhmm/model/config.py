@@ -47,7 +47,10 @@ class ModelConfig:
             )
         if self.constraint == "uniform" and self.transition != "softmax":
             raise ConfigError("constraint=uniform has no blocks to factor by; use transition=softmax")
-        if self.constraint == "uniform" and (self.parameterization, self.embedding) != ("neural", "independent"):
+        if self.constraint == "uniform" and (self.parameterization, self.embedding) != (
+            "neural",
+            "independent",
+        ):
             raise ConfigError("constraint=uniform takes parameterization=neural and embedding=independent")
         if self.embedding == "factored" and self.hidden_size % 2:
             raise ConfigError(f"embedding=factored halves hidden_size, got the odd number {self.hidden_size}")

@@ -21,8 +21,7 @@ def blocked(
     weights = weight[words_by_block].split(block_sizes)
     biases = bias[words_by_block].split(block_sizes)
     tables = [
-        torch.addmm(b, h, w.t()).log_softmax(-1).t()
-        for h, w, b in zip(hidden.unbind(0), weights, biases, strict=True)
+        torch.addmm(b, h, w.t()).log_softmax(-1).t() for h, w, b in zip(hidden.unbind(0), weights, biases, strict=True)
     ]
     return restore_order(torch.cat(tables), words_by_block)
 
@@ -55,7 +54,10 @@ def overlapping(
         return torch.einsum("wkd,wd->wk", hidden[states], weights) + biases[:, None]
 
     chunks = zip(
-        states_of_word.split(words_at_once), weight.split(words_at_once), bias.split(words_at_once), strict=True
+        states_of_word.split(words_at_once),
+        weight.split(words_at_once),
+        bias.split(words_at_once),
+        strict=True,
     )
     # the gathered state vectors are large: made again in the backward pass rather than kept
     logits = torch.cat([checkpoint(scores, *chunk, use_reentrant=False) for chunk in chunks])  # type: ignore[list-item]

@@ -55,7 +55,7 @@ class StateEmbedding(nn.Module):
             kaiming_(table, generator)
 
     def forward(self, slots: Tensor | None) -> Float[Tensor, "block slot width"]:
-        state = self.state
+        state: Tensor = self.state
         if slots is not None:
             state = state.gather(1, slots[..., None].expand(-1, -1, state.shape[2]))
         if self.kind == "factored":
@@ -170,13 +170,13 @@ class HMM(nn.Module):
                 self.word.bias.copy_(log_frequency(word_counts))
                 self.next_block.bias.copy_(per_block(word_counts))
             else:
-                self.emission_logits += log_frequency(word_counts)[:, None]
-                self.block_logits += per_block(word_counts)
+                self.emission_logits.add_(log_frequency(word_counts)[:, None])
+                self.block_logits.add_(per_block(word_counts))
         if start_counts is not None:
             if self.config.parameterization == "neural":
                 self.start_block.copy_(per_block(start_counts))
             else:
-                self.start_logits += per_block(start_counts)[:, None]
+                self.start_logits.add_(per_block(start_counts)[:, None])
 
     # ---- potentials
 
@@ -232,7 +232,8 @@ class HMM(nn.Module):
         return start, log_emission, BlockFactored(log_block, source, target, None, enterable)
 
     def _scalar_potentials(self, slots: Tensor | None, enterable: Tensor | None) -> tuple[Tensor, Tensor, Transition]:
-        start, emission = self.start_logits, self.emission_logits
+        start: Tensor = self.start_logits
+        emission: Tensor = self.emission_logits
         if slots is None:
             states = None
         else:
@@ -243,12 +244,13 @@ class HMM(nn.Module):
             emission = emission.gather(1, emissions.restore_order(slots_of_word, self.words_by_group))
         log_emission = emissions.blocked_scalar(emission, self.words_by_group, self.group_sizes)
         if self.config.transition == "softmax":
-            logits = self.transition_logits
+            logits: Tensor = self.transition_logits
             if states is not None:
                 logits = logits[states][:, states]
             flat = None if enterable is None else enterable.flatten()
             return start, log_emission, Softmax(None, None, logits, flat, self._grid(start.shape[1]))
-        block_logits, tile_logits = self.block_logits, self.tile_logits
+        block_logits: Tensor = self.block_logits
+        tile_logits: Tensor = self.tile_logits
         if slots is not None:
             kept = slots.shape[1]
             block_logits = block_logits.gather(1, slots[..., None].expand(-1, -1, block_logits.shape[2]))

@@ -79,7 +79,7 @@ class Softmax:
 
     def to(self, **how: Any) -> "Softmax":
         """The same, detached, with its factors in another dtype or on another device."""
-        moved = {
+        moved: dict[str, Any] = {
             name: None if getattr(self, name) is None else getattr(self, name).detach().to(**how)
             for name in ("source", "target", "logits")
         }
@@ -257,7 +257,7 @@ class BlockFactored:
 
     def to(self, **how: Any) -> "BlockFactored":
         """The same, detached, with its factors in another dtype or on another device."""
-        moved = {
+        moved: dict[str, Any] = {
             name: None if getattr(self, name) is None else getattr(self, name).detach().to(**how)
             for name in ("log_block", "source", "target", "logits")
         }

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vlhmm.queries.cloze import Surprise
-    from vlhmm.queries.decode import Decoding, Posteriors
-    from vlhmm.queries.infill import BestFill, Fill, GapDistribution, Infilling
-    from vlhmm.queries.next_word import WordDistribution, WordProbability
-    from vlhmm.queries.sample import Sample
-    from vlhmm.queries.score import TokenScore
+    from vlhmm.queries.decoding import Decoding, Posteriors
+    from vlhmm.queries.infilling import BestFill, Fill, GapDistribution, Infilling
+    from vlhmm.queries.prediction import WordDistribution, WordProbability
+    from vlhmm.queries.sampling import Sample
+    from vlhmm.queries.scoring import TokenScore
     from vlhmm.queries.state import State
 
 TextLike = str | Sequence[str]
@@ -26,13 +26,13 @@ class QueryMethods:
         """
         if lengths is not None:
             return super().score(text, lengths, carry)  # type: ignore[misc]
-        from vlhmm.queries.score import score
+        from vlhmm.queries.scoring import score
 
         return score(self, text, eos)
 
     def token_scores(self, text: TextLike, eos: bool = True) -> "list[TokenScore]":
         """log p(x_t | x_<t) of every token."""
-        from vlhmm.queries.score import token_scores
+        from vlhmm.queries.scoring import token_scores
 
         return token_scores(self, text, eos)
 
@@ -44,20 +44,20 @@ class QueryMethods:
 
     def next_word(self, context: TextLike = "", top_k: int | None = None) -> "list[WordProbability]":
         """The most probable words after `context`, all of them unless `top_k` is given."""
-        from vlhmm.queries.next_word import next_word
+        from vlhmm.queries.prediction import next_word
 
         return next_word(self, context, top_k)
 
     def next_distribution(self, context: TextLike = "") -> "WordDistribution":
         """p(x | context) of every word."""
-        from vlhmm.queries.next_word import next_distribution
+        from vlhmm.queries.prediction import next_distribution
 
         return next_distribution(self, context)
 
     def sample(self, n: int = 1, prompt: TextLike = "", **wishes: Any) -> "list[Sample]":
         """`n` texts; wishes: max_tokens, temperature, top_k, top_p, constraint, scope, scores, seed,
         memory."""
-        from vlhmm.queries.sample import sample
+        from vlhmm.queries.sampling import sample
 
         return sample(self, n, prompt, **wishes)
 
@@ -68,14 +68,14 @@ class QueryMethods:
 
         Wishes: constraint, scope, eos, allow_eos, seed, memory.
         """
-        from vlhmm.queries.infill import infill
+        from vlhmm.queries.infilling import infill
 
         return infill(self, text, n, mode, **wishes)  # type: ignore[arg-type]
 
     def gaps(self, text: TextLike, **wishes: Any) -> "Infilling":
         """The same with its messages kept, to be asked several times: .sample, .best, .marginals,
         .log_prob."""
-        from vlhmm.queries.infill import prepare
+        from vlhmm.queries.infilling import prepare
 
         return prepare(self, text, **wishes)
 
@@ -103,12 +103,12 @@ class QueryMethods:
         self, text: TextLike, method: str = "viterbi", k: int = 1, eos: bool = True
     ) -> "list[Decoding]":
         """The k best state paths, or the most probable state of each word (method "posterior")."""
-        from vlhmm.queries.decode import decode
+        from vlhmm.queries.decoding import decode
 
         return decode(self, text, method, k, eos)  # type: ignore[arg-type]
 
     def posteriors(self, text: TextLike, eos: bool = True) -> "Posteriors":
         """Filtered and smoothed posteriors of every word's state."""
-        from vlhmm.queries.decode import posteriors
+        from vlhmm.queries.decoding import posteriors
 
         return posteriors(self, text, eos)

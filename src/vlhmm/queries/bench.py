@@ -5,10 +5,10 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from vlhmm.queries.infill import prepare
-from vlhmm.queries.next_word import next_word
+from vlhmm.queries.infilling import prepare
+from vlhmm.queries.prediction import next_word
 from vlhmm.queries.process import process_of
-from vlhmm.queries.sample import sample, sample_streams
+from vlhmm.queries.sampling import sample, sample_streams
 from vlhmm.queries.text import generator_of
 
 

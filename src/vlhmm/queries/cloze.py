@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vlhmm.errors import QueryError
-from vlhmm.queries.next_word import WordDistribution, WordProbability
+from vlhmm.queries.prediction import WordDistribution, WordProbability
 from vlhmm.queries.process import Process, process_of
 from vlhmm.queries.sequence import forward
 from vlhmm.queries.text import DEFAULT_MEMORY, encode_sentence, memory_check

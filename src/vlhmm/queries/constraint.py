@@ -11,7 +11,7 @@ import numpy as np
 
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import QueryError
-from vlhmm.queries import regex as patterns
+from vlhmm.queries import patterns
 from vlhmm.queries.automaton import Automaton, over_vocabulary
 from vlhmm.queries.dfa import DFA, MAX_STATES, complement, explore, minimal, product
 from vlhmm.queries.text import known_word
@@ -127,7 +127,7 @@ class Length(Constraint):
 
 @dataclass(frozen=True)
 class Regex(Constraint):
-    """Texts that a pattern over words matches from end to end; see `vlhmm.queries.regex`."""
+    """Texts that a pattern over words matches from end to end; see `vlhmm.queries.patterns`."""
 
     pattern: str
 
@@ -172,7 +172,7 @@ def length(low: int, high: int | None = None) -> Constraint:
 
 
 def regex(pattern: str) -> Constraint:
-    """Texts that the pattern matches from end to end; its syntax is in `vlhmm.queries.regex`."""
+    """Texts that the pattern matches from end to end; its syntax is in `vlhmm.queries.patterns`."""
     return Regex(pattern)
 
 

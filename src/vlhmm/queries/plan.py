@@ -148,8 +148,13 @@ def make_plan(
                 following = np.zeros(num_q, dtype=bool)
                 following[moves[used_words[-1]].reshape(-1)] = True
                 used_words.append(following)
+            # With r words to come, between low - r and high - r have been used: running counts say which
+            # automaton states that leaves.
+            seen = np.concatenate(
+                [np.zeros((1, num_q), np.int32), np.cumsum(used_words, axis=0, dtype=np.int32)]
+            )
             remaining[i] = tuple(
-                can_remaining[i][r] & np.any(used_words[max(0, item.low - r) : item.high - r + 1], axis=0)
+                can_remaining[i][r] & (seen[item.high - r + 1] > seen[max(0, item.low - r)])
                 for r in range(item.high + 1)
             )
             reach = np.any(used_words[item.low :], axis=0)

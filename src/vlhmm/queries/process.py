@@ -111,11 +111,8 @@ class Process:
 
     def retreat_at(self, group: int, beta: Tensor) -> Tensor:
         """(n, K) sum_z' p(z' | z) beta(z') for z in one group only; beta is (n, S). One pass over K rows."""
-        states = self.states_of_group[group]
-        result = beta.new_empty(beta.shape[0], len(states))
-        for chunk in self.row_chunks(len(states)):
-            result[:, chunk] = beta @ self.rows(states[chunk]).T
-        return result
+        rows = self.tables.rows(self.states_of_group[group])
+        return self._through(lambda scaled: scaled @ rows.T, beta, len(rows))
 
     def rows(self, states: Tensor) -> Tensor:
         """(n, S) p(z' | z) for each z of `states`."""
@@ -128,11 +125,11 @@ class Process:
 
     def emit(self, weights: Tensor) -> Tensor:
         """(n, V) sum_z weights(z) p(x | z)."""
-        return self._through(self.tables.emit, weights)
+        return self._through(self.tables.emit, weights, self.vocab_size)
 
-    def _through(self, table_map: Any, rows: Tensor) -> Tensor:
+    def _through(self, table_map: Any, rows: Tensor, width: int | None = None) -> Tensor:
         if not len(rows):
-            return rows.new_zeros(0, self.num_states)
+            return rows.new_zeros(0, self.num_states if width is None else width)
         top = rows.amax(dim=1, keepdim=True)
         scaled = rows / torch.where(top > 0, top, torch.ones_like(top))
         return table_map(scaled.to(self.dtype)).double() * top

@@ -15,10 +15,10 @@ from vlhmm.queries.automaton import Automaton
 from vlhmm.queries.constraint import compile_constraint, must_contain
 from vlhmm.queries.marginals import _after_word, _arrive, _emitted
 from vlhmm.queries.messages import Messages, Rows, Value, row_index
-from vlhmm.queries.next_word import impossible_context
 from vlhmm.queries.plan import Fixed, Gap, Plan, check_memory, make_plan
+from vlhmm.queries.prediction import impossible_context
 from vlhmm.queries.process import Process, process_of
-from vlhmm.queries.sample import sample_streams
+from vlhmm.queries.sampling import sample_streams
 from vlhmm.queries.semiring import SumProduct
 from vlhmm.queries.sequence import forward
 from vlhmm.queries.text import DEFAULT_MEMORY, encode_sentence, encode_words, generator_of

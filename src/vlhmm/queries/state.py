@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vlhmm.errors import QueryError
-from vlhmm.queries.next_word import WordDistribution, WordProbability, distribution_after
+from vlhmm.queries.prediction import WordDistribution, WordProbability, distribution_after
 from vlhmm.queries.process import Process, process_of
 
 _FORMAT = 1

@@ -10,6 +10,7 @@ r_z = p(<eos> | z),
 """
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +27,9 @@ from vlhmm.model.tables import Tables
 
 TOLERANCE = 1e-6  # |u P - u|_1 at which u counts as stationary
 MAX_ROUNDS = 200
-DEFAULT_MEMORY = 6 << 30  # bytes of A that may be kept from round to round; beyond that its rows are made anew
+DEFAULT_MEMORY = (
+    6 << 30
+)  # bytes of A that may be kept from round to round, if half of the free memory allows it
 CACHE_NAME = "usage.safetensors"
 _MIXED = 5  # rounds that the next guess is combined from
 _KEYED_BY = ("model.safetensors", "config.json", "blocks.tsv")
@@ -63,7 +66,7 @@ def stationary(
     rounds than the plain iteration on English text, and it ends on chains that go in circles, too.
     """
     restart, start = restart_probability(tables, eos, rule), tables.start.double()
-    advance = _product(tables, DEFAULT_MEMORY if memory is None else memory)
+    advance = _product(tables, _spare_memory() if memory is None else memory)
     guess = start / start.sum()
     arrived: list[Tensor] = []
     changes: list[Tensor] = []
@@ -118,6 +121,15 @@ def _product(tables: Tables, memory: int) -> Callable[[Tensor], Tensor]:
         return result * scale
 
     return advance
+
+
+def _spare_memory() -> int:
+    """Bytes that may be taken without asking."""
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 1 << 30
+    return min(DEFAULT_MEMORY, free // 2)
 
 
 # ---- kept in the run's folder

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
+from vlhmm.inference import Counts
 from vlhmm.model.chains import Pairs
 from vlhmm.model.hmm import HMM
 from vlhmm.model.transitions import runs
-from vlhmm.inference import Counts
 
 TINY = 1e-12  # keeps a logarithm finite where neither counts nor averages give a state any mass
 
@@ -24,9 +24,11 @@ def maximize(hmm: HMM, counts: Counts, pairs: Pairs, smoothing: float) -> None:
     A state's distribution is drawn to the average of its block with the weight of `smoothing` observations.
     """
     by_block = hmm.words_by_group.split(hmm.group_sizes)
-    hmm.start_logits.copy_(smoothed(counts.start, counts.start.sum() / counts.start.numel() / counts.start.sum(), smoothing, 1))
+    hmm.start_logits.copy_(
+        smoothed(counts.start, counts.start.sum() / counts.start.numel() / counts.start.sum(), smoothing, 1)
+    )
     total = counts.start.sum(1, keepdim=True)
-    hmm.start_logits += ((total + TINY) / (total.sum() + TINY * len(total))).log()
+    hmm.start_logits.add_(((total + TINY) / (total.sum() + TINY * len(total))).log())
     for words in by_block:
         table = counts.emission[words]  # (words of the block, K)
         average = table.sum(1, keepdim=True) / table.sum().clamp(min=TINY)

@@ -41,7 +41,16 @@ class TrainingConfig:
     checkpoint_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        positive = ("num_streams", "segment_length", "batch_tokens", "accumulate", "m_steps", "epochs", "rate", "clip")
+        positive = (
+            "num_streams",
+            "segment_length",
+            "batch_tokens",
+            "accumulate",
+            "m_steps",
+            "epochs",
+            "rate",
+            "clip",
+        )
         for name in (*positive, "decay", "checks_per_epoch", "patience"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)} must be above 0")

@@ -14,7 +14,12 @@ from vlhmm.training.trainer import Trainer
 
 
 def dry_run(
-    corpus: Corpus, config: RunConfig, blocks: Blocks | None, device: str, memory: int | None, seconds: float = 10.0
+    corpus: Corpus,
+    config: RunConfig,
+    blocks: Blocks | None,
+    device: str,
+    memory: int | None,
+    seconds: float = 10.0,
 ) -> dict[str, Any]:
     """Parameters, peak memory and seconds an epoch, from two steps or `seconds` of training."""
     if blocks is None:

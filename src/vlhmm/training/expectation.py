@@ -6,7 +6,7 @@ optimizer step is a gradient step on the marginal likelihood; more optimizer ste
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class Buffers:
 
     def __init__(self) -> None:
         self.held: dict[str, Tensor] = {}
-        self.workspace = None
+        self.workspace: Any = None
 
     def get(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         size = int(torch.tensor(shape).prod())
@@ -81,9 +81,7 @@ def prepare(
         lengths.append(row_lengths)
     used = torch.cat([code[live] for code, live in zip(codes, lives, strict=True)])
     known, pairs = distinct_pairs(used, torch.ones_like(used, dtype=torch.bool), num_groups)
-    chains = [
-        chain_of(group_of_word, *parts, known) for parts in zip(tokens, lengths, codes, strict=True)
-    ]
+    chains = [chain_of(group_of_word, *parts, known) for parts in zip(tokens, lengths, codes, strict=True)]
     total = sum(int(n.sum()) for n in lengths)
     return Prepared(chains, [batch.continues for batch in batches], pairs, total)
 
@@ -129,9 +127,7 @@ def expectation(
     return Expectation(counts, prepared.pairs, total, prepared.tokens, carry)
 
 
-def expected_log_likelihood(
-    potentials: ModelPotentials, counts: Counts, pairs: Pairs, value: bool = True
-) -> Tensor:
+def expected_log_likelihood(potentials: ModelPotentials, counts: Counts, pairs: Pairs, value: bool = True) -> Tensor:
     """sum over all counts of count * log-potential, differentiable in the parameters.
 
     Without `value` the transitions' part of the number is left out, but not of the gradient: a pass less.

@@ -4,14 +4,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-
 from vlhmm.blocks.structure import Blocks, allocate_states
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.model.config import ModelConfig
 
 
 def make_blocks(
-    config: ModelConfig, tokens: np.ndarray, vocabulary: Vocabulary, seed: int, note: Callable[[str], None] = lambda _: None
+    config: ModelConfig,
+    tokens: np.ndarray,
+    vocabulary: Vocabulary,
+    seed: int,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Blocks:
     """Which states may emit which words, from the training text."""
     vocab_size = len(vocabulary)
@@ -28,7 +31,9 @@ def make_blocks(
         from vlhmm.blocks import cluster_words
 
         result = cluster_words(tokens, vocab_size, config.num_blocks, sweeps=config.exchange_sweeps)
-        note(f"{config.num_blocks} Brown clusters in {result.seconds:.1f} s, average mutual information {result.ami_bits:.3f} bits")
+        note(
+            f"{config.num_blocks} Brown clusters in {result.seconds:.1f} s, average mutual information {result.ami_bits:.3f} bits"
+        )
         block_of_word = result.block_of_word
     return partition(config, block_of_word, tokens)
 

@@ -173,5 +173,3 @@ def load_into(module: torch.nn.Module, weights: dict[str, Tensor], path: Path) -
             f"{path} does not fit config.json and blocks.tsv beside it ({wrong[0]} differs); the files are of different runs"
         )
     module.load_state_dict(weights)
-
-

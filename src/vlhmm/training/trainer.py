@@ -25,7 +25,7 @@ from vlhmm.errors import CheckpointError, ConfigError, TrainingError
 from vlhmm.evaluation.perplexity import evaluate, perplexity
 from vlhmm.model.chains import Carry
 from vlhmm.model.hmm import HMM, Kept
-from vlhmm.model.language_model import DEFAULT_MEMORY, HMMLanguageModel, TileCache
+from vlhmm.model.language_model import DEFAULT_MEMORY, HMMLanguageModel
 from vlhmm.model.state_dropout import sample_columns, sample_kept
 from vlhmm.model.tables import Tables
 from vlhmm.training.closed_form import maximize
@@ -94,16 +94,27 @@ class Trainer:
     """One run in progress. `train` below is the way in."""
 
     def __init__(
-        self, corpus: Corpus, config: RunConfig, folder: RunFolder, blocks: Blocks, device: str, memory: int | None
+        self,
+        corpus: Corpus,
+        config: RunConfig,
+        folder: RunFolder,
+        blocks: Blocks,
+        device: str,
+        memory: int | None,
     ) -> None:
         self.corpus, self.config, self.folder, self.blocks = corpus, config, folder, blocks
         self.settings, self.memory = config.training, memory
         self.device = torch.device(device)
         self.hmm = build_hmm(config, blocks, corpus.train.tokens, corpus.vocabulary.eos).to(self.device)
-        self.average = {name: p.detach().clone() for name, p in self.hmm.named_parameters()} if self.settings.average else None
+        self.average = (
+            {name: p.detach().clone() for name, p in self.hmm.named_parameters()} if self.settings.average else None
+        )
         # one fused update over all parameters: the same arithmetic in a tenth of the time
         self.optimizer = torch.optim.AdamW(
-            decay_groups(self.hmm, self.settings), lr=self.settings.rate, betas=(0.9, self.settings.beta2), fused=True
+            decay_groups(self.hmm, self.settings),
+            lr=self.settings.rate,
+            betas=(0.9, self.settings.beta2),
+            fused=True,
         )
         self.plan = make_plan(corpus.train, self.settings, corpus.vocabulary.eos)
         self.group_of_word = torch.from_numpy(blocks.group_of_word).to(self.device)
@@ -219,7 +230,7 @@ class Trainer:
     # ---- checkpoint
 
     def save(self) -> None:
-        tensors = {f"model.{name}": p for name, p in self.hmm.named_parameters()}
+        tensors: dict[str, Tensor] = {f"model.{name}": p for name, p in self.hmm.named_parameters()}
         if self.average is not None:
             tensors |= {f"average.{name}": p for name, p in self.average.items()}
         for name, parameter in self.hmm.named_parameters():
@@ -252,7 +263,11 @@ class Trainer:
             plateau = state["plateau"]
             self.plateau = Plateau(**(plateau | {"best": math.inf if plateau["best"] is None else plateau["best"]}))
             self.step, self.updates, self.elapsed = state["step"], state["updates"], state["seconds"]
-            self.valid, self.log_likelihood, self.tokens = state["valid"], state["log_likelihood"], state["tokens"]
+            self.valid, self.log_likelihood, self.tokens = (
+                state["valid"],
+                state["log_likelihood"],
+                state["tokens"],
+            )
             self.folder.truncate_journal(state["journal_bytes"])
             with torch.no_grad():
                 for name, parameter in self.hmm.named_parameters():
@@ -336,7 +351,11 @@ def train(
         note(f"continuing {folder.path} at step {trainer.step} of {trainer.total_steps}")
     else:
         folder.journal(
-            {"event": "start", "parameters": sum(p.numel() for p in trainer.hmm.parameters()), "steps": trainer.total_steps}
+            {
+                "event": "start",
+                "parameters": sum(p.numel() for p in trainer.hmm.parameters()),
+                "steps": trainer.total_steps,
+            }
         )
     before, sitting, saved = trainer.elapsed, time.monotonic(), time.monotonic()
     mark_time, mark_tokens, tokens = time.monotonic(), 0, 0
@@ -385,7 +404,14 @@ def train(
     finished = trainer.step >= trainer.total_steps
     if trainer.step > steps_before or not finished:
         if finished:
-            folder.journal({"event": "finished", "step": trainer.step, "best_valid": trainer.plateau.best, "seconds": trainer.elapsed})
+            folder.journal(
+                {
+                    "event": "finished",
+                    "step": trainer.step,
+                    "best_valid": trainer.plateau.best,
+                    "seconds": trainer.elapsed,
+                }
+            )
         trainer.save()
     return TrainResult(
         finished=finished,
@@ -413,7 +439,12 @@ def check_event(status: Status, config: RunConfig) -> dict[str, Any]:
 
 
 def open_run(
-    folder: RunFolder, corpus: Corpus, config: RunConfig, blocks: Blocks | None, described: dict[str, Any], note: Callable[[str], None]
+    folder: RunFolder,
+    corpus: Corpus,
+    config: RunConfig,
+    blocks: Blocks | None,
+    described: dict[str, Any],
+    note: Callable[[str], None],
 ) -> Blocks:
     """The run's blocks: made and written for a new folder, read back from one that exists, which must be the same run."""
     if folder.exists():
@@ -430,7 +461,9 @@ def open_run(
     counts = np.bincount(corpus.train.tokens, minlength=len(corpus.vocabulary))
     folder.path.mkdir(parents=True, exist_ok=True)
     blocks.write(folder.blocks_path, corpus.vocabulary.words, counts)
-    folder.create(config, corpus.vocabulary, {"name": corpus.name, "train_tokens": corpus.train.num_tokens, **described})
+    folder.create(
+        config, corpus.vocabulary, {"name": corpus.name, "train_tokens": corpus.train.num_tokens, **described}
+    )
     return blocks
 
 

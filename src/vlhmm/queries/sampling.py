@@ -16,11 +16,11 @@ from torch import Tensor
 from vlhmm.errors import QueryError
 from vlhmm.queries.constraint import Constraint
 from vlhmm.queries.draw import Draw
-from vlhmm.queries.infill import Infilling, Scope, prepare_items
-from vlhmm.queries.next_word import impossible_context
+from vlhmm.queries.infilling import Infilling, Scope, prepare_items
 from vlhmm.queries.plan import Fixed, Gap, Item
+from vlhmm.queries.prediction import impossible_context
 from vlhmm.queries.process import Process, process_of
-from vlhmm.queries.score import score_ids
+from vlhmm.queries.scoring import score_ids
 from vlhmm.queries.sequence import forward
 from vlhmm.queries.text import DEFAULT_MEMORY, encode_words, generator_of
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from vlhmm.queries.cloze import word_posterior
-from vlhmm.queries.decode import decode, posteriors
-from vlhmm.queries.infill import prepare
+from vlhmm.queries.decoding import decode, posteriors
+from vlhmm.queries.infilling import prepare
 from vlhmm.queries.process import Process, process_of
 from vlhmm.queries.quantities import predictions
-from vlhmm.queries.sample import sample
-from vlhmm.queries.score import score_ids
+from vlhmm.queries.sampling import sample
+from vlhmm.queries.scoring import score_ids
 from vlhmm.queries.sequence import forward
 from vlhmm.queries.state import begin
 

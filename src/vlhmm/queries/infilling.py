@@ -18,10 +18,10 @@ from vlhmm.queries.constraint import Constraint, compile_constraint
 from vlhmm.queries.draw import Best, Draw, fills
 from vlhmm.queries.marginals import GapMarginals, gap_marginals
 from vlhmm.queries.messages import Messages, backward
-from vlhmm.queries.next_word import WordDistribution
 from vlhmm.queries.plan import Fixed, Gap, Item, Plan, check_memory, make_plan, parse_template, with_end
+from vlhmm.queries.prediction import WordDistribution
 from vlhmm.queries.process import process_of
-from vlhmm.queries.score import score_ids
+from vlhmm.queries.scoring import score_ids
 from vlhmm.queries.semiring import MaxProduct, SumProduct
 from vlhmm.queries.text import DEFAULT_MEMORY, generator_of
 

@@ -1,0 +1,250 @@
+"""`vlhmm inspect`: what a state, a word or a block stands for; without one of them, a summary of the model."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from vlhmm.cli.common import add_format, add_machine_options, setup, verb_parser
+
+EPILOG = """\
+examples:
+  vlhmm inspect runs/ptb                            sizes, how many states are used, the most used ones
+  vlhmm inspect runs/ptb word bank                  the states it comes from, and what stands around it in each
+  vlhmm inspect runs/ptb state 4711 --top 20
+  vlhmm inspect runs/ptb block 17 --format json
+  vlhmm inspect runs/ptb word -- -lrb-              a word that begins with a dash
+
+Usage is the share of tokens that the model itself, writing without end, would emit from a state: the stationary
+distribution of its chain. Under the context rule reset a fresh start follows every <eos>, and shares, predecessors and
+successors count it. It is found once for a model, which takes a minute or so at 2^15 states, and kept in
+RUN/usage.safetensors. Entropies are in nats.
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """The parser of this verb, added to `subparsers`."""
+    parser = verb_parser(
+        subparsers, "inspect", "what a state, a word or a block stands for",
+        "What a state, a word or a block of a trained model stands for: words, neighbours, usage, entropy.", EPILOG,
+    )  # fmt: skip
+    parser.add_argument("run_folder", metavar="RUN", help="a run of vlhmm train")
+    parser.add_argument("kind", metavar="state|word|block", nargs="?", choices=("state", "word", "block"), help="what is asked for")
+    parser.add_argument("subject", metavar="N|W|M", nargs="?", help="a state's number, a word, a block's number")
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="entries of every list (default: 10)")
+    add_format(parser)
+    add_machine_options(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when the question is answered."""
+    from vlhmm.errors import QueryError
+
+    subject = asked_for(args)
+    setup(args)
+    import vlhmm
+    from vlhmm.queries import inspection
+    from vlhmm.queries.usage import usage_of
+
+    model = vlhmm.load(args.run_folder, memory=args.memory)
+    if not hasattr(model, "tables"):
+        raise QueryError(f"{args.run_folder} is a baseline, which has no states; inspect takes a run of vlhmm train")
+    refuse(model, args.kind, subject, args.top, inspection)  # before the usage is found: that takes its time
+    with usage_progress(args.quiet) as progress:
+        usage = usage_of(model, args.run_folder, args.memory, progress)
+    inspector = inspection.Inspector(model, usage)
+    if args.kind is None:
+        view, text = inspector.summary(args.top), summary_text
+    else:
+        view = getattr(inspector, args.kind)(subject, args.top)
+        text = {"state": state_text, "word": word_text, "block": block_text}[args.kind]
+    about = {"run": args.run_folder, "kind": args.kind or "model", "context": model.rule, "log_base": "e"}
+    if args.kind is None:
+        about |= made_with(args.run_folder)
+    about |= {"usage_rounds": usage.rounds, "usage_change": usage.change}
+    content = about | plain(view)
+    print(json.dumps(content, ensure_ascii=False) if args.format == "json" else text(content))
+    return 0
+
+
+def asked_for(args: argparse.Namespace) -> Any:
+    """The subject: a number for states and blocks, a word, or nothing."""
+    from vlhmm.errors import QueryError
+
+    if args.kind is None:
+        return None
+    wanted = "a word" if args.kind == "word" else "a number"
+    if args.subject is None:
+        example = "bank" if args.kind == "word" else "17"
+        raise QueryError(f"{args.kind} takes {wanted}: vlhmm inspect {args.run_folder} {args.kind} {example}")
+    if args.kind == "word":
+        return args.subject
+    try:
+        return int(args.subject)
+    except ValueError:
+        raise QueryError(f"{args.kind} takes {wanted}, got {args.subject!r}") from None
+
+
+def refuse(model: Any, kind: str | None, subject: Any, top: int, inspection: Any) -> None:
+    """A QueryError where there is no such state, word or block."""
+    inspection.check_top(top)
+    if kind == "state":
+        inspection.check_state(model.tables.blocks, subject)
+    elif kind == "block":
+        inspection.check_block(model.tables.blocks, subject)
+    elif kind == "word":
+        inspection.check_word(model.vocabulary, subject)
+
+
+def made_with(run_folder: str) -> dict[str, Any]:
+    """How the model was made, and its number of parameters."""
+    from safetensors import safe_open
+
+    from vlhmm.training.run_folder import RunFolder
+
+    folder = RunFolder(run_folder)
+    model = folder.config()[0].model
+    with safe_open(folder.model_path, framework="pt") as file:
+        parameters = sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    names = ("constraint", "transition", "parameterization")
+    return {"parameters": parameters} | {name: getattr(model, name) for name in names}
+
+
+def plain(view: Any) -> dict[str, Any]:
+    """A view as JSON values: named tuples become objects."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, list):
+            return [convert(entry) for entry in value]
+        return {name: convert(entry) for name, entry in value._asdict().items()} if hasattr(value, "_asdict") else value
+
+    return {field.name: convert(getattr(view, field.name)) for field in dataclasses.fields(view)}
+
+
+@contextmanager
+def usage_progress(quiet: bool) -> Iterator[Callable[[int, float], None] | None]:
+    """A bar on a terminal, a line elsewhere, and neither where the usage is known already."""
+    if quiet:
+        yield None
+        return
+    from vlhmm.queries.usage import TOLERANCE
+
+    note = "finding the usage of every state (once for a model)"
+    if not sys.stderr.isatty():
+        yield lambda rounds, change: print(note, file=sys.stderr, flush=True) if rounds == 1 else None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(note, total=math.log(TOLERANCE), visible=False)
+
+        def draw(rounds: int, change: float) -> None:
+            # the change falls by about the same factor in every round
+            done = math.log(max(TOLERANCE, min(1.0, change)))
+            bar.update(task, completed=-done, total=-math.log(TOLERANCE), visible=True)
+
+        yield draw
+
+
+# ---- for people
+
+
+def summary_text(v: dict[str, Any]) -> str:
+    """The whole model."""
+    blocks = f" in {v['num_blocks']:,} blocks of {v['states_per_block']:,} at most" if v["num_blocks"] else ""
+    lines = [
+        f"{v['run']}: {v['num_states']:,} states{blocks}, {v['vocabulary_size']:,} words, {v['parameters']:,} parameters",
+        f"{v['transition']} transitions, {v['parameterization']} parameters, constraint {v['constraint']}, context {v['context']}",
+        f"usage: as if {v['used_states']:,.1f} states were used equally; half of all tokens come from "
+        f"{v['half_of_tokens']:,} states, nine tenths from {v['most_of_tokens']:,}{unsettled(v)}",
+    ]
+    return "\n".join([*lines, *listed("most used states", v["states"]), *listed("blocks with most tokens", v["blocks"])])
+
+
+def state_text(v: dict[str, Any]) -> str:
+    """A state."""
+    where = f", slot {v['slot']} of block {v['block']}" if v["block"] is not None else ""
+    of_block = f", {v['share_of_block']:.1%} of its block" if v["share_of_block"] is not None else ""
+    lines = [
+        f"state {v['state']}{where}",
+        f"usage {v['usage']:.3g} of all tokens (rank {v['usage_rank']:,}){of_block}{unsettled(v)}",
+        f"emits {v['num_words']:,} words, entropy {spread(v['entropy'])}",
+        *listed("words", v["words"]),
+        *around(v, "state"),
+    ]
+    return "\n".join(lines)
+
+
+def word_text(v: dict[str, Any]) -> str:
+    """A word."""
+    block = f" of block {v['block']}" if v["block"] is not None else ""
+    lines = [
+        f"{v['word']}  {v['frequency']:.3g} of all tokens (rank {v['frequency_rank']:,}){unsettled(v)}",
+        f"{v['num_states']:,} states{block} may emit it; p(state | word) has entropy {spread(v['entropy'])}",
+        *listed("words before", v["previous_words"]),
+        *listed("words after", v["next_words"]),
+        "states it comes from",
+    ]
+    for state in v["states"]:
+        lines.append(f"  {state['share']:.4f}  state {state['state']:<7} {' '.join(state['words'])}")
+        before, after = ([entry["word"] for entry in state[side]] for side in ("previous_words", "next_words"))
+        lines.append(f"          {' / '.join(before)}  [{v['word']}]  {' / '.join(after)}")
+    return "\n".join(lines)
+
+
+def block_text(v: dict[str, Any]) -> str:
+    """A block."""
+    lines = [
+        f"block {v['block']}  {v['num_words']:,} words, {v['num_states']:,} states, as if {v['used_states']:,.1f} of them "
+        "were used equally",
+        f"usage {v['usage']:.3g} of all tokens (rank {v['usage_rank']:,}){unsettled(v)}, entropy of its words {spread(v['entropy'])}",
+        *listed("words", v["words"]),
+        *listed("its most used states", v["states"]),
+        *around(v, "block"),
+    ]
+    return "\n".join(lines)
+
+
+def around(v: dict[str, Any], kind: str) -> list[str]:
+    """What comes before and after a state or block."""
+    lines = []
+    for side, title in (("previous", "before"), ("next", "after")):
+        lines.append(f"{title} it: entropy of the {side} {kind} {spread(v[f'{side}_entropy'])}")
+        for what in ("words", "states", "blocks"):
+            lines += listed(f"{what} {title}", v[f"{side}_{what}"])
+    return lines
+
+
+def listed(title: str, entries: Sequence[dict[str, Any]]) -> list[str]:
+    """A titled list; words side by side, states and blocks a line each."""
+    if not entries:
+        return []
+    if "word" in entries[0]:
+        return [f"{title}: " + "  ".join(f"{entry['word']} {entry['probability']:.3f}" for entry in entries)]
+    name = "state" if "state" in entries[0] else "block"
+    rows = [f"  {e['probability']:.4f}  {name} {e[name]:<7} {' '.join(e['words'])}" for e in entries]
+    return [title, *rows]
+
+
+def spread(entropy: float) -> str:
+    """An entropy, and how many equally likely things have it."""
+    return f"{entropy:.2f} nats (as {math.exp(entropy):,.1f} equally likely)"
+
+
+def unsettled(v: dict[str, Any]) -> str:
+    """A warning where the usage is not yet stationary."""
+    from vlhmm.queries.usage import TOLERANCE
+
+    if v["usage_change"] < TOLERANCE:
+        return ""
+    return f" (still changing by {v['usage_change']:.1g} after {v['usage_rounds']} rounds)"

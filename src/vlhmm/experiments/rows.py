@@ -1,0 +1,134 @@
+"""A table's rows, and the runs behind them. A run is trained once; several rows may stand on it.
+
+Knows nothing of what has been trained already (that is `results`) and imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from vlhmm.config import to_dict
+from vlhmm.experiments.paper import Reported
+from vlhmm.training.config import RunConfig
+
+if TYPE_CHECKING:
+    from vlhmm.baselines.training import BaselineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Hmm:
+    """An HMM by `vlhmm.training`."""
+
+    make: Callable[[], RunConfig]
+
+    def config(self, seed: int) -> RunConfig:
+        config = self.make()
+        return replace(config, training=replace(config.training, seed=seed))
+
+    def settings(self, seed: int) -> dict[str, Any]:
+        return to_dict(self.config(seed))
+
+    def epochs(self) -> float:
+        return self.make().training.epochs
+
+    def context(self) -> str:
+        return self.make().training.context
+
+
+@dataclass(frozen=True, slots=True)
+class Neural:
+    """A feed-forward or LSTM model by `vlhmm.baselines`, with that kind's own settings but for `changes`."""
+
+    kind: str  # ff or lstm
+    changes: tuple[tuple[str, Any], ...] = ()
+
+    def config(self, seed: int) -> BaselineConfig:
+        from vlhmm.baselines.training import default_config
+
+        return replace(default_config(self.kind), **dict(self.changes), seed=seed)
+
+    def settings(self, seed: int) -> dict[str, Any]:
+        return to_dict(self.config(seed))
+
+    def epochs(self) -> float:
+        return float(self.config(0).epochs)
+
+    def context(self) -> str:
+        return self.config(0).context
+
+
+@dataclass(frozen=True, slots=True)
+class KneserNey:
+    """An n-gram model, estimated in one pass."""
+
+    order: int = 5
+
+    def settings(self, seed: int) -> dict[str, Any]:
+        return {"order": self.order}
+
+    def epochs(self) -> float:
+        return 1.0
+
+    def context(self) -> str:
+        return "reset"  # a line's first word has no other context, whatever the rule
+
+
+Recipe = Hmm | Neural | KneserNey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One training: what, on which corpus, and about how long."""
+
+    name: str  # of its folder and its results, e.g. ptb-lstm
+    corpus: str
+    recipe: Recipe
+    seconds_per_epoch: float  # an estimate for two cores, validations included
+    worth: int  # runs are started in this order, least first
+    note: str = ""  # how its training differs from the paper's
+    is_ablation: bool = False  # train perplexity and the time of a batch are measured too
+
+    def estimated_seconds(self) -> float:
+        return self.seconds_per_epoch * self.recipe.epochs()
+
+    def folder_name(self, seed: int) -> str:
+        return f"{self.name}-seed{seed}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of a table: ours and the paper's number for it, or a number the paper cites."""
+
+    table: str
+    corpus: str
+    name: str  # for --only; one a table and corpus
+    model: str  # for people
+    run: Run | None = None  # None: cited, never trained here
+    reported: Reported | None = None
+    series: str = ""  # in a figure: the curve this point is of ...
+    x: int | None = None  # ... and where
+    seed: int = 0
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.corpus}/{self.name}"
+
+    @property
+    def num_states(self) -> int | None:
+        return self._model("num_states")
+
+    @property
+    def num_blocks(self) -> int | None:
+        return self._model("num_blocks")
+
+    def _model(self, setting: str) -> int | None:
+        if self.run is None or not isinstance(self.run.recipe, Hmm):
+            return None
+        return getattr(self.run.recipe.make().model, setting)
+
+    def command(self, seed: int | None = None) -> str:
+        """What to type for this row alone."""
+        seed = self.seed if seed is None else seed
+        return f"vlhmm reproduce {self.table} --only {self.full_name}" + (f" --seed {seed}" if seed else "")
