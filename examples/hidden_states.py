@@ -19,6 +19,4 @@ print("next best", second.states, f"{second.log_prob:.2f} nats")
 known = model.posteriors(text)
 for t, word in enumerate(known.words):
     early, late = known.filtered[t].max(), known.smoothed[t].max()
-    print(
-        f"{word:>12}  most probable state: {early:.3f} on reaching the word, {late:.3f} after the whole text"
-    )
+    print(f"{word:>12}  most probable state: {early:.3f} on reaching the word, {late:.3f} after the whole text")

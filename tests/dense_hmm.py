@@ -50,9 +50,7 @@ class DenseTables:
         return self.A[self.states_of_group[g]][:, self.states_of_group[g2]]
 
     def tiles(self, sources, targets):
-        return torch.stack(
-            [self.tile(g, g2) for g, g2 in zip(sources.tolist(), targets.tolist(), strict=True)]
-        )
+        return torch.stack([self.tile(g, g2) for g, g2 in zip(sources.tolist(), targets.tolist(), strict=True)])
 
     def emit(self, predicted):
         return predicted @ self.O
@@ -91,9 +89,7 @@ def random_model(
     if kind == "uniform":
         num_states = max(size, num_groups * size - 1)
         group_of_word = np.arange(num_types)
-        states_of_group = np.stack(
-            [np.sort(random.choice(num_states, size, replace=False)) for _ in range(num_types)]
-        )
+        states_of_group = np.stack([np.sort(random.choice(num_states, size, replace=False)) for _ in range(num_types)])
     else:
         num_groups = min(num_groups, num_types)
         num_states = num_groups * size

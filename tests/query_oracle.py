@@ -57,8 +57,7 @@ def fills(model, items, allow_eos=False, accepts=None, scope="text", unread_end=
     """
     num_words, eos = model[2].shape[1], model[3]
     choices = [
-        list(gap_strings(num_words, *item, eos, allow_eos)) if isinstance(item, tuple) else [(item,)]
-        for item in items
+        list(gap_strings(num_words, *item, eos, allow_eos)) if isinstance(item, tuple) else [(item,)] for item in items
     ]
     table = {}
     for parts in itertools.product(*choices):
@@ -80,8 +79,7 @@ def best_joint(model, items, allow_eos=False, accepts=None):
     """max over fills and paths of p(words, path)."""
     num_words, eos = model[2].shape[1], model[3]
     choices = [
-        list(gap_strings(num_words, *item, eos, allow_eos)) if isinstance(item, tuple) else [(item,)]
-        for item in items
+        list(gap_strings(num_words, *item, eos, allow_eos)) if isinstance(item, tuple) else [(item,)] for item in items
     ]
     best = 0.0
     for parts in itertools.product(*choices):
@@ -108,11 +106,7 @@ def contains_in_order(ids, phrases):
     place = 0
     for phrase in phrases:
         found = next(
-            (
-                i
-                for i in range(place, len(ids) - len(phrase) + 1)
-                if list(ids[i : i + len(phrase)]) == list(phrase)
-            ),
+            (i for i in range(place, len(ids) - len(phrase) + 1) if list(ids[i : i + len(phrase)]) == list(phrase)),
             None,
         )
         if found is None:

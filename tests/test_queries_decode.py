@@ -92,9 +92,7 @@ def check_cloze(model, words, eos, allow_eos):
     found = list(word_posteriors(model, words, eos, allow_eos))
     for t, weights in enumerate(every):
         assert_allclose(found[t].probabilities, weights / weights.sum(), **EXACT)
-        assert_allclose(
-            word_posterior(model, words, t, eos, allow_eos).probabilities, found[t].probabilities, **EXACT
-        )
+        assert_allclose(word_posterior(model, words, t, eos, allow_eos).probabilities, found[t].probabilities, **EXACT)
 
 
 @MANY
@@ -121,9 +119,7 @@ def test_spot_finds_the_least_expected():
         higher = (expected.probabilities > expected[words[surprise.position]]).sum()
         assert surprise.rank == higher + 1
         assert surprise.oov == (surprise.position == 2)
-    assert_allclose(
-        word_posterior(model, words, -1).probabilities, word_posterior(model, words, 4).probabilities
-    )
+    assert_allclose(word_posterior(model, words, -1).probabilities, word_posterior(model, words, 4).probabilities)
 
 
 def test_bad_questions_are_refused():
@@ -146,16 +142,12 @@ def test_tags_are_measured():
     counts = TagCounts()
     counts.add([1, 1, 1, 2], "NNVV")  # state 1: N N V; state 2: V
     found = counts.scores()
-    assert (
-        found.many_to_one == 0.75 and found.num_states == 2 and found.num_tags == 2 and found.num_tokens == 4
-    )
+    assert found.many_to_one == 0.75 and found.num_states == 2 and found.num_tags == 2 and found.num_tokens == 4
     joint = -(0.5 * math.log(0.5) + 2 * 0.25 * math.log(0.25))
     of_states = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     homogeneity, completeness = 1 - (joint - of_states) / math.log(2), 1 - (joint - math.log(2)) / of_states
     assert_allclose((found.homogeneity, found.completeness), (homogeneity, completeness), rtol=1e-12)
-    assert_allclose(
-        found.v_measure, 2 * homogeneity * completeness / (homogeneity + completeness), rtol=1e-12
-    )
+    assert_allclose(found.v_measure, 2 * homogeneity * completeness / (homogeneity + completeness), rtol=1e-12)
     perfect = TagCounts()
     perfect.add([3, 4, 3], "ABA")
     assert_allclose(perfect.scores()[3:], 1, rtol=1e-12)

@@ -213,8 +213,7 @@ def test_fills_are_drawn_with_their_probabilities(text, kind, rule, allow_eos):
     table = case.fills()
     total = sum(table.values())
     drawn = Counter(
-        tuple(tuple(ids_of(model, words)) for words in fill.gaps)
-        for fill in case.prepare().sample(4000, seed=2)
+        tuple(tuple(ids_of(model, words)) for words in fill.gaps) for fill in case.prepare().sample(4000, seed=2)
     )
     statistic, degrees = oracle.chi_square(drawn, {fill: p / total for fill, p in table.items()})
     assert statistic < oracle.chi_square_limit(degrees)
@@ -226,9 +225,7 @@ def test_ten_thousand_constrained_texts_satisfy_the_constraint():
     constraint = must_contain("a b", "c") & must_not("c c") & length(3, 6)
 
     def accepts(ids):
-        wanted = (
-            oracle.contains(ids, [a, b]) and oracle.contains(ids, [c]) and not oracle.contains(ids, [c, c])
-        )
+        wanted = oracle.contains(ids, [a, b]) and oracle.contains(ids, [c]) and not oracle.contains(ids, [c, c])
         return wanted and 3 <= len(ids) <= 6
 
     drawn = sample(model, 10_000, "d", max_tokens=8, constraint=constraint, seed=4)
@@ -292,10 +289,7 @@ def test_memory_is_predicted_before_it_is_taken():
         prepare(model, "[MASK:0-40]", wanted, memory=1000)
     ready = prepare(model, "[MASK:0-40]", wanted)
     kept = sum(
-        value.rows.values.numel() * 8
-        for gap in ready._messages.gaps.values()
-        for value in gap.remaining
-        if value.rows
+        value.rows.values.numel() * 8 for gap in ready._messages.gaps.values() for value in gap.remaining if value.rows
     )
     assert kept <= ready.plan.num_bytes(9)
 

@@ -152,9 +152,9 @@ def test_ctrl_g_folder_has_what_its_class_reads(tmp_path):
     ids = ids_of(model, "a b".split())
     y = np.zeros(len(start))
     for t in range(len(ids) - 1, -1, -1):
-        y = (np.log(np.maximum(arrays["alpha_exp"] @ np.exp(y), 1e-300)) if t < len(ids) - 1 else y) + arrays[
-            "beta"
-        ][:, ids[t]]
+        y = (np.log(np.maximum(arrays["alpha_exp"] @ np.exp(y), 1e-300)) if t < len(ids) - 1 else y) + arrays["beta"][
+            :, ids[t]
+        ]
     total = np.log(np.exp(arrays["gamma"]) @ np.exp(y))
     assert_allclose(total, score(model, "a b", eos=False), rtol=1e-5)
 

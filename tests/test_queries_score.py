@@ -32,9 +32,7 @@ def log(value):
 @given(model=models(), data=st.data())
 def test_the_oracle_sums_every_path(model, data):
     ids = ids_of(model, data.draw(texts(model, min_size=1)))
-    assert_allclose(
-        oracle.string_probability(judged(model), ids), oracle.joint(judged(model), ids).sum(), rtol=1e-12
-    )
+    assert_allclose(oracle.string_probability(judged(model), ids), oracle.joint(judged(model), ids).sum(), rtol=1e-12)
 
 
 @MANY
@@ -55,9 +53,7 @@ def test_score_and_next_word_of_every_parameterization(kind, rule):
     model = real_model(kind, rule)
     words = "a c <unk> b <eos> d zzz e".split()
     ids = ids_of(model, words)
-    assert_allclose(
-        score(model, words, eos=False), log(oracle.string_probability(judged(model), ids)), **EXACT
-    )
+    assert_allclose(score(model, words, eos=False), log(oracle.string_probability(judged(model), ids)), **EXACT)
     for n in (0, 3, 5, 8):
         found = next_distribution(model, words[:n]).probabilities
         assert_allclose(found, oracle.next_word(judged(model), ids[:n]), **EXACT)
@@ -98,9 +94,7 @@ def test_states_are_values(model, data):
     assert back == state and back.alpha.tobytes() == state.alpha.tobytes()
     if state.log_prob > -math.inf:
         assert_allclose(state.distribution().probabilities, oracle.next_word(judged(model), ids), **EXACT)
-        assert_allclose(
-            state.score("a"), log(oracle.next_word(judged(model), ids)[ids_of(model, "a")[0]]), **EXACT
-        )
+        assert_allclose(state.score("a"), log(oracle.next_word(judged(model), ids)[ids_of(model, "a")[0]]), **EXACT)
         assert_allclose(back.next_word(1)[0].log_prob, state.next_word(1)[0].log_prob, **EXACT)
     else:
         with pytest.raises(QueryError, match="probability zero"):
@@ -129,9 +123,7 @@ def test_lines_carry_or_reset(model, data):
     first, second = score_lines(model, lines)
     whole = oracle.string_probability(judged(model), ids[0] + ids[1])
     assert_allclose(first.log_prob, log(oracle.string_probability(judged(model), ids[0])), **EXACT)
-    if (
-        first.log_prob > -math.inf
-    ):  # the rule decides what the second line knows; the oracle knows the rule too
+    if first.log_prob > -math.inf:  # the rule decides what the second line knows; the oracle knows the rule too
         assert_allclose(first.log_prob + second.log_prob, log(whole), **EXACT)
     assert first.num_tokens == len(ids[0]) and first.num_oov == lines[0].count("zzz")
     assert first.num_unk == lines[0].count("<unk>")

@@ -22,9 +22,7 @@ def extrapolated_seconds(sizes: list[dict[str, Any]], wanted: float) -> float:
     return max(last["seconds"], min(proportional, last["seconds"] + slope * (wanted - last["operations"])))
 
 
-def at_size(
-    climbed: dict[str, Any], variant: str, num_states: int, vocab_size: int, width: int
-) -> dict[str, Any]:
+def at_size(climbed: dict[str, Any], variant: str, num_states: int, vocab_size: int, width: int) -> dict[str, Any]:
     """{tokens_per_s, extrapolated, measured_states, …} of the naive program at `num_states`."""
     largest = climbed["sizes"][-1]
     tokens = largest["tokens"]

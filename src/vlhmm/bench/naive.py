@@ -99,16 +99,15 @@ class Naive:
         batches = sentence_batches(self.corpus.train, settings["batch_tokens"])
         self.batch: Batch = batches[len(batches) // 2]  # rows of about the median length
         self.cells = self.batch.tokens.numel()
-        self.waiting, self.done, self.began = list(settings["naive_states"]), [], time.perf_counter()
+        self.waiting, self.began = list(settings["naive_states"]), time.perf_counter()
+        self.done: list[dict[str, Any]] = []
         free = available_gb()
         self.limit_gb = min(settings["naive_gb"], 0.8 * free if free else settings["naive_gb"])
         if settings.get("own_process"):
             limit_memory(self.limit_gb)
 
     def model(self, num_states: int) -> NaiveHMM:
-        torch.manual_seed(
-            self.settings["seed"]
-        )  # nn.Linear draws from the global generator; this is our process
+        torch.manual_seed(self.settings["seed"])  # nn.Linear draws from the global generator; this is our process
         size = min(num_states, self.settings["naive_states_per_block"])
         num_blocks = num_states // size
         block_of_word = torch.from_numpy(frequency_blocks(self.counts, num_blocks))
@@ -120,9 +119,7 @@ class Naive:
         model = self.model(self.waiting[0])
         (batch,) = sentence_batches(text, 1 << 14)
         with torch.no_grad():
-            dense, blocked = (
-                model.log_likelihood(batch.tokens, batch.lengths, v).item() for v in ("dense", "blocked")
-            )
+            dense, blocked = (model.log_likelihood(batch.tokens, batch.lengths, v).item() for v in ("dense", "blocked"))
         difference = abs(dense - blocked) / text.num_tokens
         refuse_above("the naive log-likelihood of a token", difference, 1e-4)
         return {
@@ -141,9 +138,7 @@ class Naive:
         size = settings["naive_states_per_block"]
         memory = needed_gb(self.variant, num_states, size, self.cells, vocab_size)
         if memory > self.limit_gb:
-            return {
-                "ended": f"{num_states} states need about {memory:.0f} GB, the limit is {self.limit_gb:.0f}"
-            }
+            return {"ended": f"{num_states} states need about {memory:.0f} GB, the limit is {self.limit_gb:.0f}"}
         left = settings["naive_seconds"] - (time.perf_counter() - self.began)
         if self.done and extrapolated_seconds(self.done, wanted) > left:
             return {"ended": f"{num_states} states would take more than the {max(0, left):.0f} s left"}

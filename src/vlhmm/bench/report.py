@@ -1,10 +1,10 @@
 """The benchmark's row as Markdown. Input: what `run_bench` returned. Output: text."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from vlhmm.bench.growth import SERIES, series
 from vlhmm.bench.run import HEADLINES
-from vlhmm.bench.sizes import Sizes
 
 
 def markdown(row: dict[str, Any]) -> str:
@@ -27,13 +27,9 @@ def context(row: dict[str, Any]) -> str:
     """Machine, corpus, commit, time."""
     machine = row["machine"]
     memory = f", {machine['memory_gb']:.0f} GB" if machine["memory_gb"] else ""
-    load = (
-        f", load {machine['load_at_start']:.1f} at the start" if machine["load_at_start"] is not None else ""
-    )
+    load = f", load {machine['load_at_start']:.1f} at the start" if machine["load_at_start"] is not None else ""
     commit = f" at {row['commit']}" if row["commit"] else ""
-    instead = (
-        f" (instead of {row['corpus_asked_for']}: {row['corpus_instead']})" if row["corpus_instead"] else ""
-    )
+    instead = f" (instead of {row['corpus_asked_for']}: {row['corpus_instead']})" if row["corpus_instead"] else ""
     return (
         f"{machine['processor']}, {machine['threads']} threads{memory}{load}; torch {machine['torch']}, "
         f"numba {machine['numba']}, vlhmm {machine['vlhmm']}{commit}. Corpus {row['corpus']}{instead}: "
@@ -60,13 +56,9 @@ def contestants(row: dict[str, Any]) -> str:
         if found and speed in found:
             states = found.get("num_states")
             check = ", ".join(
-                f"{name} {value:.1e}"
-                for name, value in found.get("check", {}).items()
-                if isinstance(value, float)
+                f"{name} {value:.1e}" for name, value in found.get("check", {}).items() if isinstance(value, float)
             )
-            lines.append(
-                (title, shown(states), shown(found[speed]), shown(found.get("peak_gb")), check or "–")
-            )
+            lines.append((title, shown(states), shown(found[speed]), shown(found.get("peak_gb")), check or "–"))
 
     training, naive = figures.get("training", {}), figures.get("naive", {})
     add("block-factored, gradient", training.get("block_factored"))
@@ -85,11 +77,7 @@ def contestants(row: dict[str, Any]) -> str:
             if found["extrapolated"]:
                 add(f"naive, {variant}, extrapolated", {**found, "peak_gb": None, "check": {}})
     add("scoring, parameters cached", figures.get("scoring"))
-    return (
-        table(("contestant", "states", "tokens/s", "peak GB", "difference from its twin"), lines)
-        if lines
-        else ""
-    )
+    return table(("contestant", "states", "tokens/s", "peak GB", "difference from its twin"), lines) if lines else ""
 
 
 def growth(row: dict[str, Any]) -> str:
@@ -97,11 +85,8 @@ def growth(row: dict[str, Any]) -> str:
     points = row["figures"].get("growth", {}).get("points")
     if not points:
         return ""
-    sizes = Sizes(
-        **{name: tuple(v) if isinstance(v, list) else v for name, v in row["sizes_measured"].items()}
-    )
     tables = []
-    for name, entries in series(points, sizes).items():
+    for name, entries in series(points).items():
         lines = [
             (
                 shown(x),
@@ -140,13 +125,12 @@ def notes(row: dict[str, Any]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def table(header: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
+def table(header: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
     """A Markdown table, columns aligned."""
     rows = [header, *lines]
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     rendered = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-        for row in rows
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
     ]
     rendered.insert(1, "| " + " | ".join("-" * width for width in widths) + " |")
     return "\n".join(rendered)

@@ -55,9 +55,7 @@ class Bench:
     ) -> None:
         self.sizes, self.corpus, self.folder, self.timer = sizes, corpus, folder, timer
         self.launch, self.note, self.common = launch, note, common
-        self.tiny_machine = (
-            {"matmul_size": 64, "matmul_seconds": 0.01, "megabytes": 1} if sizes.name == "tiny" else {}
-        )
+        self.tiny_machine = {"matmul_size": 64, "matmul_seconds": 0.01, "megabytes": 1} if sizes.name == "tiny" else {}
 
     def settings(self, num_states: int, num_blocks: int, **more: Any) -> Figures:
         """What a worker is told; the blocks it will read are there."""
@@ -74,12 +72,11 @@ class Bench:
 
     def machine(self) -> Figures:
         """Matrix products and copies, alone."""
-        found = contest(
-            {"machine": ("machine", {**self.common, **self.tiny_machine})}, 3, self.launch, self.timer
-        )["machine"]
+        found = contest({"machine": ("machine", {**self.common, **self.tiny_machine})}, 3, self.launch, self.timer)[
+            "machine"
+        ]
         self.note(
-            f"  {found['matmul_gflops']:.0f} GFLOP/s in matrix products, "
-            f"{found['copy_gb_per_s']:.0f} GB/s copying"
+            f"  {found['matmul_gflops']:.0f} GFLOP/s in matrix products, {found['copy_gb_per_s']:.0f} GB/s copying"
         )
         return found
 
@@ -107,9 +104,7 @@ class Bench:
         """The paper's model, streamed, beside the machine's matrix-product rate."""
         sizes = self.sizes
         # the plain twin of a softmax row is |Z| wide: fewer tokens to check
-        settings = self.settings(
-            sizes.softmax_states, sizes.softmax_blocks, transition="softmax", check_tokens=8
-        )
+        settings = self.settings(sizes.softmax_states, sizes.softmax_blocks, transition="softmax", check_tokens=8)
         entries = {
             "machine": ("machine", {**self.common, **self.tiny_machine}),
             "softmax": ("softmax", settings),
@@ -157,9 +152,7 @@ class Bench:
             sizes.scoring_states, sizes.scoring_blocks,
             scoring_tokens=sizes.scoring_tokens, scoring_sample=sizes.scoring_sample,
         )  # fmt: skip
-        found = contest({"scoring": ("scoring", settings)}, sizes.scoring_rounds, self.launch, self.timer)[
-            "scoring"
-        ]
+        found = contest({"scoring": ("scoring", settings)}, sizes.scoring_rounds, self.launch, self.timer)["scoring"]
         first = found["tokens"] / found["first_pass_seconds"]
         self.note(f"  {speed(found)}; {first:,.0f} tokens/s in the first pass")
         sized = {"num_states": sizes.scoring_states, "num_blocks": sizes.scoring_blocks}

@@ -61,9 +61,7 @@ class HMMTraining:
         self.settings, self.corpus = settings, read_corpus(folder)
         self.blocks = read_blocks(folder, settings["num_states"], settings["num_blocks"])
         run = RunFolder(folder / "run")  # nothing is written there: no step validates or saves
-        self.trainer = Trainer(
-            self.corpus, run_config(settings), run, self.blocks, "cpu", settings.get("memory")
-        )
+        self.trainer = Trainer(self.corpus, run_config(settings), run, self.blocks, "cpu", settings.get("memory"))
 
     def prepare(self) -> dict[str, Any]:
         """The check's differences; afterwards kernels are compiled and memory has been touched."""
@@ -115,9 +113,7 @@ def source_blocks(batches: list[Batch], group_of_word: Tensor) -> int:
     return len(torch.cat(left).unique())
 
 
-def softmax_flops(
-    num_states: int, slots: int, occurring: int, width: int, vocab_size: int
-) -> dict[str, float]:
+def softmax_flops(num_states: int, slots: int, occurring: int, width: int, vocab_size: int) -> dict[str, float]:
     """Operations in matrix products of one softmax step, two a multiply-add, by part.
 
     transitions: for the rows of blocks that occur, the logits once for the tiles' normalizer and once more in
@@ -192,14 +188,10 @@ class LSTMTraining:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.corpus = read_corpus(Path(settings["folder"]))
         eos = self.corpus.vocabulary.eos
-        torch.manual_seed(
-            settings["seed"]
-        )  # nn.LSTM draws its weights from the global generator; this is our process
+        torch.manual_seed(settings["seed"])  # nn.LSTM draws its weights from the global generator; this is our process
         self.model = PlainLSTM(len(self.corpus.vocabulary), settings["hidden_size"], eos)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True)
-        plan = make_plan(
-            self.corpus.train, run_config({**settings, "transition": "block-factored"}).training, eos
-        )
+        plan = make_plan(self.corpus.train, run_config({**settings, "transition": "block-factored"}).training, eos)
         self.batches, self.number = [batch for step in plan(0) for batch in step], 0
 
     def prepare(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ and says one line in all.
 
 import json
 import sys
+from collections.abc import Callable
 from statistics import median
 from typing import Any, Protocol
 
@@ -54,7 +55,7 @@ def contestant(name: str, settings: dict[str, Any]) -> Contestant:
         return Naive(settings)
     from vlhmm.bench import training_speed
 
-    kinds = {
+    kinds: dict[str, Callable[[dict[str, Any]], Contestant]] = {
         "block-factored": training_speed.HMMTraining,
         "softmax": training_speed.SoftmaxTraining,
         "em": training_speed.EMTraining,

@@ -42,15 +42,9 @@ def add_constraint_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--must-contain", action="append", default=[], metavar="PHRASE", help="a word or phrase; repeatable"
     )
-    group.add_argument(
-        "--in-order", action="store_true", help="the --must-contain phrases in the order given"
-    )
-    group.add_argument(
-        "--must-not", action="append", default=[], metavar="PHRASE", help="a word or phrase; repeatable"
-    )
-    group.add_argument(
-        "--length", metavar="A-B", help="A to B words; A- for at least A, a number for exactly so many"
-    )
+    group.add_argument("--in-order", action="store_true", help="the --must-contain phrases in the order given")
+    group.add_argument("--must-not", action="append", default=[], metavar="PHRASE", help="a word or phrase; repeatable")
+    group.add_argument("--length", metavar="A-B", help="A to B words; A- for at least A, a number for exactly so many")
     group.add_argument(
         "--regex", action="append", default=[], metavar="PATTERN", help="over words, e.g. 'the .* [a b] c?'"
     )
@@ -107,9 +101,7 @@ def load_model(args: argparse.Namespace, run_folder: str | None = None) -> Any:
     folder = run_folder or args.run_folder
     model = vlhmm.load(folder, memory=args.memory)
     if not hasattr(model, "tables"):
-        raise ConfigError(
-            f"{folder} holds a baseline, which has no hidden states to ask; give a run of vlhmm train"
-        )
+        raise ConfigError(f"{folder} holds a baseline, which has no hidden states to ask; give a run of vlhmm train")
     return model
 
 

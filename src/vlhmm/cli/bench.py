@@ -57,9 +57,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--out", metavar="FILE.json", help="the whole row as JSON")
     parser.add_argument("--markdown", metavar="FILE.md", help="the tables")
     parser.add_argument("--plot", metavar="FILE.png", help="the growth curves (needs the extra plots)")
-    parser.add_argument(
-        "--scale", choices=("full", "quick", "tiny"), help=argparse.SUPPRESS
-    )  # tiny: for tests
+    parser.add_argument("--scale", choices=("full", "quick", "tiny"), help=argparse.SUPPRESS)  # tiny: for tests
     add_format(parser)
     add_machine_options(parser)
     parser.set_defaults(run=run)

@@ -49,16 +49,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "The hidden states behind every word of a text.",
         EPILOG,
     )
-    parser.add_argument(
-        "file", metavar="FILE", nargs="?", default="-", help="a text file (default: standard input)"
-    )
+    parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="a text file (default: standard input)")
     parser.add_argument(
         "--method", choices=("viterbi", "posterior", "filtered"), default="viterbi", help="default: viterbi"
     )
     parser.add_argument("-k", type=int, default=1, metavar="K", help="the K best paths (viterbi; default: 1)")
-    parser.add_argument(
-        "--top", type=int, default=0, metavar="N", help="show the N most probable states of each word"
-    )
+    parser.add_argument("--top", type=int, default=0, metavar="N", help="show the N most probable states of each word")
     parser.add_argument("--gold", metavar="TAGS", help="tags to measure the states against")
     parser.add_argument("--summary", action="store_true", help="with --gold: only the measures")
     add_log_base(parser)
@@ -98,9 +94,7 @@ def run(args: argparse.Namespace) -> int:
         if next(gold, None) is not None:
             raise DataError(f"{args.gold} has more lines than the text; every sentence has one line of tags")
         measures = counts.scores()._asdict()
-        shown = "  ".join(
-            f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v:,}" for k, v in measures.items()
-        )
+        shown = "  ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v:,}" for k, v in measures.items())
         if args.summary:
             Answers(args.format, single=True)({"method": args.method, **measures}, shown)
         else:
@@ -113,9 +107,7 @@ def _tags(gold: Iterator[list[str]], name: str, number: int, words: list[str]) -
     if tags is None:
         raise DataError(f"{name} ends before line {number} of the text; every sentence has one line of tags")
     if len(tags) != len(words):
-        raise DataError(
-            f"{name}, line {number}: {len(tags)} tags for {len(words)} words, expected one tag a word"
-        )
+        raise DataError(f"{name}, line {number}: {len(tags)} tags for {len(words)} words, expected one tag a word")
     return tags
 
 

@@ -34,9 +34,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "json",
     )
     parser.add_argument("out", metavar="OUT", help="a file, or a folder for ctrl-g")
-    parser.add_argument(
-        "--kind", choices=("npz", "safetensors", "ctrl-g", "hmmlearn"), help="default: by OUT's suffix"
-    )
+    parser.add_argument("--kind", choices=("npz", "safetensors", "ctrl-g", "hmmlearn"), help="default: by OUT's suffix")
     parser.set_defaults(run=run)
     return parser
 
@@ -49,10 +47,7 @@ def run(args: argparse.Namespace) -> int:
     model = load_model(args)
     note = note_to(args.quiet)
     size = export_bytes(model, args.kind or "npz")
-    note(
-        f"{args.out} will take {gibibytes(size)}"
-        + (": the dense matrices are large" if size > 1 << 30 else "")
-    )
+    note(f"{args.out} will take {gibibytes(size)}" + (": the dense matrices are large" if size > 1 << 30 else ""))
     if model.rule == "reset":
         note("the model starts afresh after every <eos>; the matrices describe one sentence")
     written = export(model, args.out, args.kind)

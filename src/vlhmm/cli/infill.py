@@ -50,13 +50,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         EPILOG,
     )
     parser.add_argument("text", metavar="TEXT", help="with [MASK], [MASK:a-b]; - for standard input")
-    parser.add_argument(
-        "--mode", choices=("sample", "best", "marginals"), default="sample", help="default: sample"
-    )
+    parser.add_argument("--mode", choices=("sample", "best", "marginals"), default="sample", help="default: sample")
     parser.add_argument("-n", type=int, default=1, metavar="N", help="how many samples (default: 1)")
-    parser.add_argument(
-        "--top-k", type=int, default=10, metavar="K", help="words shown per place (default: 10)"
-    )
+    parser.add_argument("--top-k", type=int, default=10, metavar="K", help="words shown per place (default: 10)")
     parser.add_argument("--open", action="store_true", help="the sentence need not end after the text")
     parser.add_argument("--allow-eos", action="store_true", help="a gap may hold <eos>")
     add_constraint_options(parser)
@@ -78,9 +74,7 @@ def run(args: argparse.Namespace) -> int:
         for number, words in texts_of(args.text):
             note_oov(note, model.vocabulary, words)
             try:
-                ready = prepare(
-                    model, words, constraint, args.scope, not args.open, args.allow_eos, memory_of(args)
-                )
+                ready = prepare(model, words, constraint, args.scope, not args.open, args.allow_eos, memory_of(args))
                 about = {"rule": model.rule, "log_base": logs.name, "evidence": logs(ready.log_evidence)}
                 if ready.log_constraint is not None:
                     about["constraint_log_prob"] = logs.number(ready.log_constraint)

@@ -146,12 +146,11 @@ def usage_progress(quiet: bool) -> Iterator[Callable[[int, float], None] | None]
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(note, total=math.log(TOLERANCE), visible=False)
+        task = bar.add_task(note, total=-math.log(TOLERANCE), visible=False)
 
         def draw(rounds: int, change: float) -> None:
             # the change falls by about the same factor in every round
-            done = math.log(max(TOLERANCE, min(1.0, change)))
-            bar.update(task, completed=-done, total=-math.log(TOLERANCE), visible=True)
+            bar.update(task, completed=-math.log(max(TOLERANCE, min(1.0, change))), visible=True)
 
         yield draw
 
@@ -161,7 +160,10 @@ def usage_progress(quiet: bool) -> Iterator[Callable[[int, float], None] | None]
 
 def summary_text(v: dict[str, Any]) -> str:
     """The whole model."""
-    blocks = f" in {v['num_blocks']:,} blocks of {v['states_per_block']:,} at most" if v["num_blocks"] else ""
+    blocks = ""
+    if v["num_blocks"]:
+        even = v["num_blocks"] * v["states_per_block"] == v["num_states"]
+        blocks = f" in {v['num_blocks']:,} blocks of {'' if even else 'up to '}{v['states_per_block']:,}"
     lines = [
         f"{v['run']}: {v['num_states']:,} states{blocks}, {v['vocabulary_size']:,} words, {v['parameters']:,} parameters",
         f"{v['transition']} transitions, {v['parameterization']} parameters, constraint {v['constraint']}, context {v['context']}",

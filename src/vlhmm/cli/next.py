@@ -39,12 +39,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "The exact distribution of the word after a context.",
         EPILOG,
     )
-    parser.add_argument(
-        "context", metavar="CONTEXT", nargs="?", default="", help="words; - for standard input"
-    )
-    parser.add_argument(
-        "--top-k", type=int, default=10, metavar="K", help="words shown, 0 for all (default: 10)"
-    )
+    parser.add_argument("context", metavar="CONTEXT", nargs="?", default="", help="words; - for standard input")
+    parser.add_argument("--top-k", type=int, default=10, metavar="K", help="words shown, 0 for all (default: 10)")
     add_log_base(parser)
     parser.set_defaults(run=run)
     return parser
@@ -72,8 +68,7 @@ def run(args: argparse.Namespace) -> int:
                 "entropy": logs(found.entropy),
                 "sum": float(found.probabilities.sum()),
                 "words": [
-                    {"word": w.word, "probability": w.probability, "log_prob": logs.number(w.log_prob)}
-                    for w in best
+                    {"word": w.word, "probability": w.probability, "log_prob": logs.number(w.log_prob)} for w in best
                 ],
             }
             lines = [f"{w.probability:.6f}\t{logs.shown(w.log_prob)}\t{w.word}" for w in best]

@@ -39,23 +39,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "Numbers about a model: exact where it is said, estimated with an error where not.",
         EPILOG,
     )
-    parser.add_argument(
-        "what", choices=("entropy", "phrase", "kl"), metavar="WHAT", help="entropy, phrase or kl"
-    )
+    parser.add_argument("what", choices=("entropy", "phrase", "kl"), metavar="WHAT", help="entropy, phrase or kl")
     parser.add_argument("operands", metavar="...", nargs="*", help="phrase: its words; kl: OTHER [FILE]")
-    parser.add_argument(
-        "--streams", type=int, default=64, metavar="N", help="entropy: sampled streams (default: 64)"
-    )
-    parser.add_argument(
-        "--tokens", type=int, default=256, metavar="N", help="entropy: tokens a stream (default: 256)"
-    )
-    parser.add_argument(
-        "--words", type=int, default=10, metavar="N", help="phrase: in the next N tokens (default: 10)"
-    )
+    parser.add_argument("--streams", type=int, default=64, metavar="N", help="entropy: sampled streams (default: 64)")
+    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="entropy: tokens a stream (default: 256)")
+    parser.add_argument("--words", type=int, default=10, metavar="N", help="phrase: in the next N tokens (default: 10)")
     parser.add_argument("--context", default="", metavar="TEXT", help="phrase: what was read before")
-    parser.add_argument(
-        "--one-sentence", action="store_true", help="phrase: it must come before the next <eos>"
-    )
+    parser.add_argument("--one-sentence", action="store_true", help="phrase: it must come before the next <eos>")
     add_log_base(parser)
     parser.set_defaults(run=run)
     return parser
@@ -102,9 +92,7 @@ def _phrase(args: argparse.Namespace, model: Any, logs: Logs, answer: Answers) -
 
     phrase = " ".join(args.operands)
     note_oov(note_to(args.quiet), model.vocabulary, args.context.split())
-    found = phrase_probability(
-        model, phrase, args.words, args.context, not args.one_sentence, memory_of(args)
-    )
+    found = phrase_probability(model, phrase, args.words, args.context, not args.one_sentence, memory_of(args))
     record = {
         "phrase": phrase,
         "context": args.context,

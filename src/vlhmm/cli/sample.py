@@ -50,9 +50,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--temperature", type=float, default=1.0, help="of each next word (default: 1, the model itself)"
     )
     parser.add_argument("--top-k", type=int, metavar="K", help="only the K most probable next words")
-    parser.add_argument(
-        "--top-p", type=float, metavar="P", help="only the most probable next words that make up P"
-    )
+    parser.add_argument("--top-p", type=float, metavar="P", help="only the most probable next words that make up P")
     parser.add_argument("--scores", action="store_true", help="each text's log-probability given the prompt")
     add_constraint_options(parser)
     add_log_base(parser)
@@ -66,20 +64,14 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.queries.sampling import constrained, sample
 
     constraint = constraint_of(args)
-    if constraint is not None and (
-        args.temperature != 1.0 or args.top_k is not None or args.top_p is not None
-    ):
-        raise ConfigError(
-            "a constraint is kept exactly and takes no --temperature, --top-k or --top-p; drop one"
-        )
+    if constraint is not None and (args.temperature != 1.0 or args.top_k is not None or args.top_p is not None):
+        raise ConfigError("a constraint is kept exactly and takes no --temperature, --top-k or --top-p; drop one")
     model = load_model(args)
     logs, note = Logs(args), note_to(args.quiet)
     note_oov(note, model.vocabulary, args.prompt.split())
     about: dict[str, Any] = {}
     if constraint is not None:
-        ready = constrained(
-            model, args.prompt, constraint, args.max_tokens or 30, args.scope, memory_of(args)
-        )
+        ready = constrained(model, args.prompt, constraint, args.max_tokens or 30, args.scope, memory_of(args))
         about = {"constraint_log_prob": logs.number(ready.log_constraint)}
         note(f"p(constraint | prompt, an end in time) = {math.exp(ready.log_constraint):.3g}")
         drawn = ready.draw(args.n, args.seed)

@@ -29,9 +29,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "Log-probability of every sentence or token of a text.",
         EPILOG,
     )
-    parser.add_argument(
-        "file", metavar="FILE", nargs="?", default="-", help="a text file (default: standard input)"
-    )
+    parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="a text file (default: standard input)")
     parser.add_argument("--per", choices=("sentence", "token"), default="sentence", help="default: sentence")
     add_log_base(parser)
     parser.set_defaults(run=run)
@@ -63,9 +61,7 @@ def run(args: argparse.Namespace) -> int:
                     {"word": t.word, "id": t.id, "log_prob": logs.number(t.log_prob), "oov": t.oov}
                     for t in scored.tokens
                 ]
-                text = "\t".join(
-                    [*(f"{t.word}={t.id} {logs.shown(t.log_prob)}" for t in scored.tokens), text]
-                )
+                text = "\t".join([*(f"{t.word}={t.id} {logs.shown(t.log_prob)}" for t in scored.tokens), text])
             answer(record, text)
             sentences, tokens, oov = sentences + 1, tokens + scored.num_tokens, oov + scored.num_oov
             total += scored.log_prob

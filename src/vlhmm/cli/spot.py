@@ -30,15 +30,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "The words of a text that the model expects least, given everything left and right of them.",
         EPILOG,
     )
-    parser.add_argument(
-        "file", metavar="FILE", nargs="?", default="-", help="a text file (default: standard input)"
-    )
+    parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="a text file (default: standard input)")
     parser.add_argument(
         "--worst", type=int, default=20, metavar="N", help="words listed, of the whole text (default: 20)"
     )
-    parser.add_argument(
-        "--each", type=int, metavar="N", help="list N words of every sentence instead, as they come"
-    )
+    parser.add_argument("--each", type=int, metavar="N", help="list N words of every sentence instead, as they come")
     parser.add_argument("--top-k", type=int, default=5, metavar="K", help="expected words shown (default: 5)")
     add_log_base(parser)
     parser.set_defaults(run=run)

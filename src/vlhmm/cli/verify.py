@@ -31,9 +31,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "text",
         "json",
     )
-    parser.add_argument(
-        "--texts", type=int, default=3, metavar="N", help="texts drawn to check on (default: 3)"
-    )
+    parser.add_argument("--texts", type=int, default=3, metavar="N", help="texts drawn to check on (default: 3)")
     parser.set_defaults(run=run)
     return parser
 

@@ -31,6 +31,7 @@ def em(num_states: int, num_blocks: int, epochs: float, **training: object) -> R
         schedule="cosine",
         warmup_steps=10,
         checks_per_epoch=0.1,
+        weight_decay=2.0,
         state_dropout=0.5,
     )
     return RunConfig(model=model, training=TrainingConfig(**(settings | training)))
@@ -54,7 +55,7 @@ def demo() -> RunConfig:
 
 def em_ptb() -> RunConfig:
     """2^15 states in 256 blocks on Penn Treebank by generalized EM"""
-    return em(2**15, 256, 400)
+    return em(2**15, 256, 350)
 
 
 def em_wikitext_2() -> RunConfig:

@@ -5,12 +5,12 @@ Knows nothing of what has been trained already (that is `results`) and imports n
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vlhmm.config import to_dict
+from vlhmm.config import override, to_dict
 from vlhmm.experiments.paper import Reported
+from vlhmm.experiments.presets import preset
 from vlhmm.training.config import RunConfig
 
 if TYPE_CHECKING:
@@ -19,44 +19,58 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Hmm:
-    """An HMM by `vlhmm.training`."""
+    """An HMM by `vlhmm.training`: a preset and changes to it, as `vlhmm train --preset NAME --set A.B=C` takes them."""
 
-    make: Callable[[], RunConfig]
+    preset: str
+    changes: tuple[str, ...] = ()
 
-    def config(self, seed: int) -> RunConfig:
-        config = self.make()
-        return replace(config, training=replace(config.training, seed=seed))
+    def config(self, seed: int = 0) -> RunConfig:
+        return override(preset(self.preset), [*self.changes, f"training.seed={seed}"])
 
     def settings(self, seed: int) -> dict[str, Any]:
         return to_dict(self.config(seed))
 
     def epochs(self) -> float:
-        return self.make().training.epochs
+        return self.config().training.epochs
 
     def context(self) -> str:
-        return self.make().training.context
+        return self.config().training.context
+
+    def train_command(self, corpus: str, seed: int) -> str:
+        """The same training by hand."""
+        words = [
+            "vlhmm train",
+            corpus,
+            "--preset",
+            self.preset,
+            *(f"--set {change}" for change in self.changes),
+        ]
+        return " ".join([*words, f"--seed {seed}", "--out RUN"])
 
 
 @dataclass(frozen=True, slots=True)
 class Neural:
-    """A feed-forward or LSTM model by `vlhmm.baselines`, with that kind's own settings but for `changes`."""
+    """A feed-forward or LSTM model by `vlhmm.baselines`: that kind's own settings, and changes to them."""
 
     kind: str  # ff or lstm
-    changes: tuple[tuple[str, Any], ...] = ()
+    changes: tuple[str, ...] = ()
 
-    def config(self, seed: int) -> BaselineConfig:
+    def config(self, seed: int = 0) -> BaselineConfig:
         from vlhmm.baselines.training import default_config
 
-        return replace(default_config(self.kind), **dict(self.changes), seed=seed)
+        return override(default_config(self.kind), [*self.changes, f"seed={seed}"])
 
     def settings(self, seed: int) -> dict[str, Any]:
         return to_dict(self.config(seed))
 
     def epochs(self) -> float:
-        return float(self.config(0).epochs)
+        return float(self.config().epochs)
 
     def context(self) -> str:
-        return self.config(0).context
+        return self.config().context
+
+    def train_command(self, corpus: str, seed: int) -> str:
+        return f"vlhmm baseline {self.kind} {corpus} --seed {seed} --out RUN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +87,9 @@ class KneserNey:
 
     def context(self) -> str:
         return "reset"  # a line's first word has no other context, whatever the rule
+
+    def train_command(self, corpus: str, seed: int) -> str:
+        return f"vlhmm baseline kn {corpus} --order {self.order} --out RUN"
 
 
 Recipe = Hmm | Neural | KneserNey
@@ -107,6 +124,7 @@ class Row:
     model: str  # for people
     run: Run | None = None  # None: cited, never trained here
     reported: Reported | None = None
+    states: int | None = None  # |Z| of a cited row
     series: str = ""  # in a figure: the curve this point is of ...
     x: int | None = None  # ... and where
     seed: int = 0
@@ -117,7 +135,7 @@ class Row:
 
     @property
     def num_states(self) -> int | None:
-        return self._model("num_states")
+        return self.states or self._model("num_states")
 
     @property
     def num_blocks(self) -> int | None:
@@ -126,7 +144,7 @@ class Row:
     def _model(self, setting: str) -> int | None:
         if self.run is None or not isinstance(self.run.recipe, Hmm):
             return None
-        return getattr(self.run.recipe.make().model, setting)
+        return getattr(self.run.recipe.config().model, setting)
 
     def command(self, seed: int | None = None) -> str:
         """What to type for this row alone."""

@@ -99,9 +99,7 @@ class QueryMethods:
 
         return spot(self, text, top_k, eos)
 
-    def decode(
-        self, text: TextLike, method: str = "viterbi", k: int = 1, eos: bool = True
-    ) -> "list[Decoding]":
+    def decode(self, text: TextLike, method: str = "viterbi", k: int = 1, eos: bool = True) -> "list[Decoding]":
         """The k best state paths, or the most probable state of each word (method "posterior")."""
         from vlhmm.queries.decoding import decode
 

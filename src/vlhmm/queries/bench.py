@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -20,7 +21,8 @@ def bench_queries(model: Any, seed: int = 0) -> dict[str, float]:
     """
     words = _sentence(model, 20, seed)
     next_word(model, words[:5], 10)
-    times = [_seconds(lambda n=n: next_word(model, words[:n], 10)) for n in range(1, 20)]
+    contexts = [words[:n] for n in range(1, 20)]
+    times = [_seconds(partial(next_word, model, context, 10)) for context in contexts]
     sample(model, 8, max_tokens=8, seed=seed)
     began = time.perf_counter()
     drawn = sample(model, 256, max_tokens=64, seed=seed + 1)

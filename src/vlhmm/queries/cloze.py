@@ -94,9 +94,7 @@ def spot(
 def _distribution(model: Any, weights: np.ndarray) -> WordDistribution:
     total = weights.sum()
     if not total > 0:
-        raise QueryError(
-            "the other words have probability zero under the model, whatever stands in this place"
-        )
+        raise QueryError("the other words have probability zero under the model, whatever stands in this place")
     return WordDistribution(model.vocabulary, weights / total)
 
 

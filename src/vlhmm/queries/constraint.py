@@ -49,8 +49,8 @@ class Both(Constraint):
         return self.left.words() | self.right.words()
 
     def dfa(self, symbol_of_word: dict[str, int], num_symbols: int, max_states: int) -> DFA:
-        parts = (part.dfa(symbol_of_word, num_symbols, max_states) for part in (self.left, self.right))
-        return product(*parts, both=True, max_states=max_states)
+        left, right = (part.dfa(symbol_of_word, num_symbols, max_states) for part in (self.left, self.right))
+        return product(left, right, True, max_states)
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class OneOf(Constraint):
         return self.left.words() | self.right.words()
 
     def dfa(self, symbol_of_word: dict[str, int], num_symbols: int, max_states: int) -> DFA:
-        parts = (part.dfa(symbol_of_word, num_symbols, max_states) for part in (self.left, self.right))
-        return product(*parts, both=False, max_states=max_states)
+        left, right = (part.dfa(symbol_of_word, num_symbols, max_states) for part in (self.left, self.right))
+        return product(left, right, False, max_states)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Contains(Constraint):
             matched = next(n for n in range(len(read), -1, -1) if phrase[:n] == read[len(read) - n :])
             return (which + 1, 0) if matched == len(phrase) else (which, matched)
 
-        return minimal(explore((0, 0), step, lambda s: s[0] == len(phrases), num_symbols, max_states))  # type: ignore
+        return minimal(explore((0, 0), step, lambda s: s[0] == len(phrases), num_symbols, max_states))
 
 
 @dataclass(frozen=True)
@@ -176,9 +176,7 @@ def regex(pattern: str) -> Constraint:
     return Regex(pattern)
 
 
-def compile_constraint(
-    constraint: Constraint, vocabulary: Vocabulary, max_states: int = MAX_STATES
-) -> Automaton:
+def compile_constraint(constraint: Constraint, vocabulary: Vocabulary, max_states: int = MAX_STATES) -> Automaton:
     """The minimal automaton of a constraint over a vocabulary; words it names must be in the vocabulary."""
     words = sorted(constraint.words())
     ids = [known_word(vocabulary, word) for word in words]
@@ -219,11 +217,7 @@ def _from_tree(tree: ast.AST, expression: str) -> Constraint:
         ):
             values = [argument.value for argument in arguments]  # type: ignore[attr-defined]
             kind = int if name == "length" else str
-            if (
-                values
-                and all(type(value) is kind for value in values)
-                and (name != "length" or len(values) <= 2)
-            ):
+            if values and all(type(value) is kind for value in values) and (name != "length" or len(values) <= 2):
                 if name != "regex" or len(values) == 1:
                     return _CALLS[name](*values)  # type: ignore[operator]
             raise QueryError(f"{name} in the constraint {expression!r} has the wrong arguments; {_WRITTEN}")

@@ -26,9 +26,7 @@ class Decoding(NamedTuple):
     words: list[str]
     states: list[int]
     groups: list[int]  # the group (block) of each state
-    log_prob: (
-        float | None
-    )  # log p(words, states), nats; None for posterior decoding, which need not be a path
+    log_prob: float | None  # log p(words, states), nats; None for posterior decoding, which need not be a path
     posteriors: list[float]  # p(z_t = the chosen state | text)
 
 
@@ -42,9 +40,7 @@ class Posteriors(NamedTuple):
     log_likelihood: float  # log p(text), nats
 
 
-def posteriors(
-    model: Any, text: str | Sequence[str], eos: bool = True, memory: float = DEFAULT_MEMORY
-) -> Posteriors:
+def posteriors(model: Any, text: str | Sequence[str], eos: bool = True, memory: float = DEFAULT_MEMORY) -> Posteriors:
     """Filtered and smoothed posteriors of every word's state; that the text ends there is known, if `eos`."""
     process = process_of(model)
     words, ids = encode_words(model.vocabulary, text)
@@ -73,9 +69,7 @@ def decode(
     if method not in ("viterbi", "posterior"):
         raise QueryError(f"unknown method {method!r}, expected viterbi or posterior")
     if k < 1 or (k > 1 and method == "posterior"):
-        raise QueryError(
-            f"asked for the {k} best by {method}, expected at least 1, and 1 for posterior decoding"
-        )
+        raise QueryError(f"asked for the {k} best by {method}, expected at least 1, and 1 for posterior decoding")
     process = process_of(model)
     known = posteriors(model, text, eos, memory)
     _, ids = encode_words(model.vocabulary, text)
@@ -84,13 +78,13 @@ def decode(
         found = [(known.smoothed.argmax(1), None)]
     else:
         _, ended = _pieces(process, ids, eos, memory)
-        logs = [table.log() for table in ended.potentials]
+        log_start, log_emission, log_tiles = (table.log() for table in ended.potentials)
         if k == 1:
-            path, score = inference.viterbi(*logs, ended.chain)
+            path, score = inference.viterbi(log_start, log_emission, log_tiles, ended.chain)
             found = [(path[0], float(score[0]))]
         else:
             memory_check("the k best paths", 8 * len(ids) * k * process.states_per_group, memory, "lower k")
-            found = list(_best_paths(*logs, ended.chain, k))
+            found = list(_best_paths(log_start, log_emission, log_tiles, ended.chain, k))
     rows = torch.arange(len(ids), device=process.device)
     groups = [process.group(i) for i in ids]
     return [
@@ -144,9 +138,7 @@ def _pieces(process: Process, ids: Sequence[int], eos: bool, memory: float) -> t
     if not ids:
         raise QueryError("an empty text has no states; give at least one word")
     size = process.states_per_group
-    memory_check(
-        f"the transitions of {len(ids):,} words", 24 * len(ids) * size * size, memory, "split the text"
-    )
+    memory_check(f"the transitions of {len(ids):,} words", 24 * len(ids) * size * size, memory, "split the text")
     plain = piece_of(process, ids, None)
     if not eos:
         return plain, plain

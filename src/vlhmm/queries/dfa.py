@@ -5,12 +5,14 @@ Input and output: `DFA`. Knows nothing of words: symbol 0..m-1 stand for whateve
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from vlhmm.errors import QueryError
 
 MAX_STATES = 4096
+S = TypeVar("S", bound=Hashable)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +39,9 @@ class DFA:
 
 
 def explore(
-    initial: Hashable,
-    step: Callable[[Hashable, int], Hashable],
-    accepts: Callable[[Hashable], bool],
+    initial: S,
+    step: Callable[[S, int], S],
+    accepts: Callable[[S], bool],
     num_symbols: int,
     max_states: int = MAX_STATES,
 ) -> DFA:
@@ -61,9 +63,7 @@ def explore(
                     )
             row.append(index[following])
         rows.append(row)
-    return DFA(
-        np.array(rows, dtype=np.int64).reshape(len(order), num_symbols), np.array([accepts(s) for s in order])
-    )
+    return DFA(np.array(rows, dtype=np.int64).reshape(len(order), num_symbols), np.array([accepts(s) for s in order]))
 
 
 def product(left: DFA, right: DFA, both: bool, max_states: int = MAX_STATES) -> DFA:
@@ -77,7 +77,7 @@ def product(left: DFA, right: DFA, both: bool, max_states: int = MAX_STATES) -> 
         x, y = bool(left.accept[pair[0]]), bool(right.accept[pair[1]])
         return (x and y) if both else (x or y)
 
-    return minimal(explore((0, 0), step, accepts, left.num_symbols, max_states))  # type: ignore[arg-type]
+    return minimal(explore((0, 0), step, accepts, left.num_symbols, max_states))
 
 
 def complement(automaton: DFA) -> DFA:
@@ -108,7 +108,7 @@ def minimal(automaton: DFA) -> DFA:
         lambda s, c: table[s][c],
         lambda s: bool(accept[s]),
         automaton.num_symbols,
-        count,  # type: ignore
+        count,
     )
 
 

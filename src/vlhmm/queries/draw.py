@@ -154,9 +154,7 @@ def _walk_gap(messages: Messages, gap: GapMessages, walk: _Walk, chooser: Choose
         for r in np.unique(remaining[remaining > 0])[::-1]:
             for q in np.unique(walk.q[remaining == r]):
                 texts = np.flatnonzero((remaining == r) & (walk.q == q))
-                chosen, classes, q_after = _slot_words(
-                    messages, gap.remaining[r - 1], int(q), state, texts, chooser
-                )
+                chosen, classes, q_after = _slot_words(messages, gap.remaining[r - 1], int(q), state, texts, chooser)
                 index = torch.from_numpy(texts).to(process.device)
                 state[index] = classes
                 walk.q[texts] = q_after
@@ -171,11 +169,7 @@ def _enter(messages: Messages, gap: GapMessages, walk: _Walk, chooser: Chooser) 
     `walk.state`)."""
     lengths = sorted(gap.lengths)
     remaining = np.zeros(walk.count, dtype=np.int64)
-    state = (
-        torch.full((walk.count,), -1, dtype=torch.long, device=walk.device)
-        if walk.state is None
-        else walk.state
-    )
+    state = torch.full((walk.count,), -1, dtype=torch.long, device=walk.device) if walk.state is None else walk.state
     for q in np.unique(walk.q):
         texts = np.flatnonzero(walk.q == q)
         index = torch.from_numpy(texts).to(walk.device)

@@ -34,9 +34,7 @@ from vlhmm.queries.text import gibibytes
 Kind = Literal["npz", "safetensors", "ctrl-g", "hmmlearn"]
 KINDS: tuple[Kind, ...] = ("npz", "safetensors", "ctrl-g", "hmmlearn")
 HMMLEARN_MAX_STATES = 8192
-LOG_ZERO = (
-    -1e30
-)  # Ctrl-G multiplies log-probabilities by a mask: minus infinity times zero would be no number
+LOG_ZERO = -1e30  # Ctrl-G multiplies log-probabilities by a mask: minus infinity times zero would be no number
 
 
 class Exported(NamedTuple):
@@ -132,12 +130,11 @@ def load_export(path: str | Path) -> Matrices:
                 names = ("start", "transition", "emission")
                 if "startprob_" in file:
                     names = ("startprob_", "transmat_", "emissionprob_")
-                arrays = [file[name] for name in names]
-                return Matrices(*arrays, Vocabulary(tuple(file["words"].tolist())))
+                start, transition, emission = (file[name] for name in names)
+                return Matrices(start, transition, emission, Vocabulary(tuple(file["words"].tolist())))
         with safe_open(path, framework="numpy") as file:
-            arrays = [file.get_tensor(name) for name in ("start", "transition", "emission")]
-            words = json.loads(file.metadata()["words"])
-            return Matrices(*arrays, Vocabulary(tuple(words)))
+            start, transition, emission = (file.get_tensor(n) for n in ("start", "transition", "emission"))
+            return Matrices(start, transition, emission, Vocabulary(tuple(json.loads(file.metadata()["words"]))))
     except (OSError, KeyError, TypeError, ValueError, SafetensorError, zipfile.BadZipFile) as error:
         raise DataError(f"cannot read {path} as an export of this program: {error}") from None
 

@@ -103,9 +103,7 @@ class Infilling:
         vocabulary = self.model.vocabulary
         ids = [[vocabulary.id_of.get(word, vocabulary.unk) for word in words] for words in wanted]
         for slot, words in zip(slots, ids, strict=True):
-            if not slot.low <= len(words) <= slot.high or (
-                vocabulary.eos in words and not self.plan.allow_eos
-            ):
+            if not slot.low <= len(words) <= slot.high or (vocabulary.eos in words and not self.plan.allow_eos):
                 return -math.inf
         if not self.plan.automaton.accept[self._run(ids)]:
             return -math.inf
@@ -141,7 +139,8 @@ class Infilling:
             key = tuple(map(tuple, gaps))
             if key not in known:
                 texts = tuple(tuple(names[word] for word in words) for words in gaps)
-                gap, written = iter(texts), []
+                gap = iter(texts)
+                written: list[str] = []
                 for item, word in zip(self.plan.items, self.words, strict=True):
                     written += [word] if isinstance(item, Fixed) else next(gap)
                 if self.plan.items and self.plan.items[-1] == Fixed(self.model.vocabulary.eos, read=False):
@@ -152,10 +151,7 @@ class Infilling:
         return result
 
     def _distribution(self, found: GapMarginals) -> GapDistribution:
-        words = {
-            n: [WordDistribution(self.model.vocabulary, row) for row in table]
-            for n, table in found.words.items()
-        }
+        words = {n: [WordDistribution(self.model.vocabulary, row) for row in table] for n, table in found.words.items()}
         return GapDistribution(found.lengths, words)
 
 
@@ -214,9 +210,7 @@ def prepare_items(
     if log_evidence == -math.inf:
         raise QueryError("the given words have probability zero under the model, whatever the gaps hold")
     if log_total == -math.inf:
-        raise QueryError(
-            "impossible constraint: every text that satisfies it has probability zero under the model"
-        )
+        raise QueryError("impossible constraint: every text that satisfies it has probability zero under the model")
     log_constraint = None if extra is None else min(0.0, log_total - log_evidence)
     return Infilling(
         model, plan, tuple(words), scope, memory, log_evidence, log_constraint, messages, automaton.initial

@@ -135,9 +135,7 @@ def _arrive(messages: Messages, before: Value, group: int | None) -> Value:
     parts: list[tuple[Tensor, Tensor]] = []
     if before.rows is not None:
         values, scale = before.rows
-        moved = (
-            process.advance(values) if group is None else process.advance_from([group] * len(values), values)
-        )
+        moved = process.advance(values) if group is None else process.advance_from([group] * len(values), values)
         parts.append((moved, scale))
     if before.log_fresh is not None:
         parts.append((process.start.expand(len(before.log_fresh), -1), before.log_fresh))
@@ -166,8 +164,8 @@ def _word_marginal(messages: Messages, arrive: Value, following: Value) -> np.nd
                 terms.append((both, float(scale + following.rows.log_scale[right])))
         top = max((scale for _, scale in terms), default=-np.inf)
         if top > -np.inf:
-            for vector, scale in terms:
-                total += vector * float(np.exp(scale - top))
+            for vector, log_weight in terms:
+                total += vector * float(np.exp(log_weight - top))
         weights.append(total)
         tops.append(top)
     if max(tops) == -np.inf:
@@ -177,8 +175,8 @@ def _word_marginal(messages: Messages, arrive: Value, following: Value) -> np.nd
     for row, top, c in zip(words, tops, plan.classes, strict=True):
         members = plan.automaton.class_of_word == c
         result[members] = row[members] * np.exp(top - max(tops))
-    total = result.sum()
-    return result / total if total > 0 else result
+    mass = result.sum()
+    return result / mass if mass > 0 else result
 
 
 def _emitted(messages: Messages, arrive: Value) -> Value:
@@ -208,13 +206,11 @@ def _emitted(messages: Messages, arrive: Value) -> Value:
         top = max((scale for _, scale in terms), default=-np.inf)
         if top > -np.inf:
             scales[row] = top
-            for vector, scale in terms:
-                values[row] += vector * float(np.exp(scale - top))
+            for term, log_weight in terms:
+                values[row] += term * float(np.exp(log_weight - top))
         if q in fresh:
             log_fresh[row] = torch.stack(fresh[q]).logsumexp(0)
-    return Value(
-        row_index(plan.automaton.num_states, states), rescaled(values, scales), log_fresh if fresh else None
-    )
+    return Value(row_index(plan.automaton.num_states, states), rescaled(values, scales), log_fresh if fresh else None)
 
 
 def _everywhere(messages: Messages, value: Value, group: int | None) -> Value:
@@ -222,9 +218,7 @@ def _everywhere(messages: Messages, value: Value, group: int | None) -> Value:
     process = messages.process
     if value.rows is None or group is None:
         return value
-    values = torch.zeros(
-        len(value.rows.values), process.num_states, dtype=torch.float64, device=process.device
-    )
+    values = torch.zeros(len(value.rows.values), process.num_states, dtype=torch.float64, device=process.device)
     values.index_add_(1, process.states_of_group[group], value.rows.values)
     return Value(value.row_of, Rows(values, value.rows.log_scale), value.log_fresh)
 

@@ -102,9 +102,7 @@ class Messages:
                 continue
             ordinary = tuple(c for c in classes if not self.is_fresh(c))
             if ordinary and following.rows is not None:
-                terms.append(
-                    (weight(ordinary), following.rows.values[row], float(following.rows.log_scale[row]))
-                )
+                terms.append((weight(ordinary), following.rows.values[row], float(following.rows.log_scale[row])))
             if len(ordinary) < len(classes) and following.log_fresh is not None:
                 terms.append((weight((plan.automaton.eos_class,)), None, float(following.log_fresh[row])))
         top = max((scale for *_, scale in terms), default=-np.inf)
@@ -152,9 +150,7 @@ def _end(process: Process, plan: Plan) -> Value:
     domain, states = plan.domains[-1], np.flatnonzero(plan.entry[-1])
     size = process.num_states if domain.every else process.states_per_group
     zeros = torch.zeros(len(states), dtype=torch.float64, device=process.device)
-    rows = (
-        Rows(zeros[:, None].expand(-1, size) + 1, zeros) if domain.every or domain.group is not None else None
-    )
+    rows = Rows(zeros[:, None].expand(-1, size) + 1, zeros) if domain.every or domain.group is not None else None
     return Value(row_index(plan.automaton.num_states, states), rows, zeros if domain.fresh else None)
 
 
@@ -247,9 +243,7 @@ def _rows_at(value: Value, states: np.ndarray) -> tuple[Tensor, Tensor]:
     inside = row >= 0
     if not len(value.rows.values):
         size = value.rows.values.shape[1]
-        return value.rows.values.new_zeros(len(row), size), value.rows.log_scale.new_full(
-            (len(row),), -torch.inf
-        )
+        return value.rows.values.new_zeros(len(row), size), value.rows.log_scale.new_full((len(row),), -torch.inf)
     values = value.rows.values[row.clamp(min=0)] * inside[:, None]
     return values, torch.where(inside, value.rows.log_scale[row.clamp(min=0)], -torch.inf)
 
@@ -275,9 +269,7 @@ def _restricted(process: Process, value: Value, domain: Domain) -> Value:
     return Value(value.row_of, rows, value.log_fresh if domain.fresh else None)
 
 
-def _pushed(
-    messages: Messages, arrival: Rows, group: int | None, domain: Domain, row_of: np.ndarray
-) -> Value:
+def _pushed(messages: Messages, arrival: Rows, group: int | None, domain: Domain, row_of: np.ndarray) -> Value:
     """What stands before a transition, from what `arrival` says of the state it leads to.
 
     `arrival` lives on the states of `group`, or on all states (None).

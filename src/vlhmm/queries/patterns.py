@@ -187,7 +187,7 @@ def to_dfa(node: Node, symbol_of_word: dict[str, int], num_symbols: int, max_sta
         return nfa.closure({target for s in states for symbols, target in nfa.moves[s] if symbol in symbols})
 
     start = nfa.closure({0})
-    return minimal(explore(start, step, lambda states: final in states, num_symbols, max_states))  # type: ignore
+    return minimal(explore(start, step, lambda states: final in states, num_symbols, max_states))
 
 
 class _NFA:
@@ -200,9 +200,7 @@ class _NFA:
 
     def state(self) -> int:
         if len(self.moves) >= _MAX_NFA:
-            raise QueryError(
-                "the regular expression is too large once its repetitions are written out; shorten them"
-            )
+            raise QueryError("the regular expression is too large once its repetitions are written out; shorten them")
         self.moves.append([])
         self.silent.append([])
         return len(self.moves) - 1

@@ -111,9 +111,7 @@ def make_plan(
 ) -> Plan:
     """The plan for `items` under `automaton`, read from each of its states `starts`."""
     num_q = automaton.num_states
-    used = (
-        np.unique(np.delete(automaton.class_of_word, process.eos)).tolist() if process.vocab_size > 1 else []
-    )
+    used = np.unique(np.delete(automaton.class_of_word, process.eos)).tolist() if process.vocab_size > 1 else []
     classes = tuple(sorted({*used, automaton.eos_class} if allow_eos else {*used} - {automaton.eos_class}))
     moves = automaton.delta[:, list(classes)]
     first = np.zeros(num_q, dtype=bool)
@@ -150,9 +148,7 @@ def make_plan(
                 used_words.append(following)
             # With r words to come, between low - r and high - r have been used: running counts say which
             # automaton states that leaves.
-            seen = np.concatenate(
-                [np.zeros((1, num_q), np.int32), np.cumsum(used_words, axis=0, dtype=np.int32)]
-            )
+            seen = np.concatenate([np.zeros((1, num_q), np.int32), np.cumsum(used_words, axis=0, dtype=np.int32)])
             remaining[i] = tuple(
                 can_remaining[i][r] & (seen[item.high - r + 1] > seen[max(0, item.low - r)])
                 for r in range(item.high + 1)
@@ -170,9 +166,7 @@ def make_plan(
             domain = Domain(None if fresh else process.group(item.word), False, fresh)
     entry.append(reach & can[-1])
     domains.append(domain)
-    return Plan(
-        tuple(items), automaton, classes, allow_eos, tuple(starts), tuple(domains), tuple(entry), remaining
-    )
+    return Plan(tuple(items), automaton, classes, allow_eos, tuple(starts), tuple(domains), tuple(entry), remaining)
 
 
 def check_memory(plan: Plan, num_states: int, budget: float) -> None:
@@ -187,9 +181,7 @@ def check_memory(plan: Plan, num_states: int, budget: float) -> None:
         )
 
 
-def with_end(
-    items: list[Item], words: list[str], vocabulary: Vocabulary, eos: bool
-) -> tuple[list[Item], list[str]]:
+def with_end(items: list[Item], words: list[str], vocabulary: Vocabulary, eos: bool) -> tuple[list[Item], list[str]]:
     """The items, followed by an <eos> that no constraint reads, if `eos` and the text does not end in one."""
     if not eos or (words and words[-1] == EOS):
         return items, words

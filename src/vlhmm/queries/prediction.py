@@ -51,9 +51,7 @@ class WordDistribution:
         if count < size // 8:
             near = np.argpartition(-self.probabilities, count - 1)[:count]
             least = self.probabilities[near].min()
-            chosen = np.flatnonzero(
-                self.probabilities >= least
-            )  # every word tied with the last: ties go by id
+            chosen = np.flatnonzero(self.probabilities >= least)  # every word tied with the last: ties go by id
         else:
             chosen = np.arange(size)
         order = chosen[np.argsort(-self.probabilities[chosen], kind="stable")][:count]
@@ -99,9 +97,7 @@ def next_distribution(model: Any, context: str | Sequence[str] = "") -> WordDist
     return distribution_after(process, model.vocabulary, process.group(ids[-1]), passed.alpha[-1])
 
 
-def next_word(
-    model: Any, context: str | Sequence[str] = "", top_k: int | None = None
-) -> list[WordProbability]:
+def next_word(model: Any, context: str | Sequence[str] = "", top_k: int | None = None) -> list[WordProbability]:
     """The most probable words after `context`, most probable first; all of them unless `top_k` is given."""
     return next_distribution(model, context).top(top_k)
 

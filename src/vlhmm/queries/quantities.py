@@ -47,9 +47,7 @@ def entropy_rate(model: Any, num_streams: int = 64, num_tokens: int = 256, seed:
     process = process_of(model)
     streams = sample_streams(process, num_streams, num_tokens, generator_of(seed))
     rates = np.array([-float(forward(process, ids).log_probs.sum()) / num_tokens for ids in streams.tolist()])
-    return Estimate(
-        float(rates.mean()), float(rates.std(ddof=1) / math.sqrt(num_streams)), num_streams, num_tokens
-    )
+    return Estimate(float(rates.mean()), float(rates.std(ddof=1) / math.sqrt(num_streams)), num_streams, num_tokens)
 
 
 def phrase_probability(
@@ -162,7 +160,5 @@ def predictions(model: Any, ids: Sequence[int]) -> Iterator[np.ndarray]:
         moving = [i for i, t in enumerate(places) if t > 0 and not process.restarts(ids[t - 1])]
         if moving:
             before = [places[i] - 1 for i in moving]
-            ahead[moving] = process.advance_from(
-                [process.group(ids[t]) for t in before], passed.alpha[before]
-            )
+            ahead[moving] = process.advance_from([process.group(ids[t]) for t in before], passed.alpha[before])
         yield from process.emit(ahead).cpu().numpy()

@@ -60,9 +60,7 @@ def sample(
         raise QueryError(f"asked for {n} texts of {max_tokens} words at most, expected at least 1 of each")
     if constraint is not None:
         if temperature != 1.0 or top_k is not None or top_p is not None:
-            raise QueryError(
-                "a constraint is kept exactly, so it takes no temperature, top-k or top-p; drop one"
-            )
+            raise QueryError("a constraint is kept exactly, so it takes no temperature, top-k or top-p; drop one")
         return constrained(model, prompt, constraint, max_tokens, scope, memory).draw(n, seed)
     weighing = _Weighing(temperature, top_k, top_p)
     process, vocabulary = process_of(model), model.vocabulary
@@ -183,7 +181,7 @@ def sample_streams(process: Process, count: int, length: int, generator: torch.G
     """(count, length) ids of streams of text that go on beyond every <eos>, as the context rule says."""
     draw = Draw(generator)
     state = draw.again(process.start, count)
-    columns = []
+    columns: list[Tensor] = []
     for t in range(length):
         if t > 0:
             state = next_states(process, state, draw)

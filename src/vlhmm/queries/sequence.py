@@ -63,16 +63,12 @@ def forward_chunks(
     for first in range(0, len(ids), size):
         part = ids[first : first + size]
         piece = piece_of(process, part, previous)
-        alpha, log_scale = inference.forward(
-            piece.potentials, piece.chain, None if carry is None else carry[None]
-        )
+        alpha, log_scale = inference.forward(piece.potentials, piece.chain, None if carry is None else carry[None])
         yield Passed(alpha[0], log_scale[0])
         previous, carry = part[-1], alpha[0, -1]
 
 
-def forward(
-    process: Process, ids: Sequence[int], previous: int | None = None, carry: Tensor | None = None
-) -> Passed:
+def forward(process: Process, ids: Sequence[int], previous: int | None = None, carry: Tensor | None = None) -> Passed:
     """Filtered posteriors p(z_t | x_<=t), (T, K), and log p(x_t | x_<t), (T,)."""
     chunks = list(forward_chunks(process, ids, previous, carry))
     if not chunks:

@@ -54,9 +54,7 @@ class State:
     def distribution(self) -> WordDistribution:
         """p(x | text so far) of every word x."""
         if self.log_prob == -math.inf:
-            raise QueryError(
-                "the text so far has probability zero under the model: nothing can be asked after it"
-            )
+            raise QueryError("the text so far has probability zero under the model: nothing can be asked after it")
         process = process_of(self.model)
         alpha = None if self.group is None else torch.tensor(self.alpha, device=process.device)
         return distribution_after(process, self.model.vocabulary, self.group, alpha)
@@ -110,9 +108,7 @@ def state_from_json(model: Any, line: str) -> State:
         log_prob, num_words = float.fromhex(found["log_prob"]), int(found["num_words"])
         made_with = (found["format"], found["vocabulary"], found["states"])
     except (ValueError, KeyError, TypeError) as error:
-        raise QueryError(
-            f"not a state written by this program ({error}); write it with State.to_json"
-        ) from None
+        raise QueryError(f"not a state written by this program ({error}); write it with State.to_json") from None
     process = process_of(model)
     expected = (_FORMAT, len(model.vocabulary), process.num_states)
     if made_with != expected:
@@ -123,9 +119,7 @@ def state_from_json(model: Any, line: str) -> State:
     size = 0 if group is None else process.states_per_group
     fits = group is None or 0 <= group < process.num_groups
     if not fits or len(alpha) != size or not np.isfinite(alpha).all() or (alpha < 0).any():
-        raise QueryError(
-            f"a state of group {group} has {size} probabilities, got {len(alpha)} numbers; it is damaged"
-        )
+        raise QueryError(f"a state of group {group} has {size} probabilities, got {len(alpha)} numbers; it is damaged")
     return State(model, group, _frozen(alpha), log_prob, num_words)
 
 

@@ -45,9 +45,7 @@ class View:
         self.vocabulary, self.rule, self.tables = model.vocabulary, model.rule, tables
 
 
-def verify(
-    model: Any, num_texts: int = 3, seed: int = 0, progress: Callable[[str], None] | None = None
-) -> list[Check]:
+def verify(model: Any, num_texts: int = 3, seed: int = 0, progress: Callable[[str], None] | None = None) -> list[Check]:
     """Every check on texts drawn from the model itself; all are to pass."""
     double = View(model, model.tables.double())
     texts = _texts(model, num_texts, seed)
@@ -135,9 +133,7 @@ def _short(process: Process, texts: list[list[int]]) -> list[list[int]]:
 
 def _paths(model: Any, texts: list[list[int]]) -> list[float]:
     process = process_of(model)
-    return [
-        abs(float(_joint(process, ids).sum().log()) - score_ids(model, ids)) for ids in _short(process, texts)
-    ]
+    return [abs(float(_joint(process, ids).sum().log()) - score_ids(model, ids)) for ids in _short(process, texts)]
 
 
 def _path_posteriors(model: Any, texts: list[list[int]]) -> list[float]:
@@ -173,9 +169,7 @@ def _rescoring(model: Any, texts: list[list[int]], seed: int) -> list[float]:
         position = min(position, max(0, len(ids) - 2))
         drawn = random.choice(len(vocabulary), min(20, len(vocabulary)), replace=False)
         candidates = np.array(sorted({int(w) for w in drawn} - {vocabulary.eos} | {ids[position]}))
-        logs = np.array(
-            [score_ids(model, [*ids[:position], int(w), *ids[position + 1 :]]) for w in candidates]
-        )
+        logs = np.array([score_ids(model, [*ids[:position], int(w), *ids[position + 1 :]]) for w in candidates])
         if ids[position] == vocabulary.eos or not np.isfinite(logs).any():
             continue
         expected = np.exp(logs - logs.max())

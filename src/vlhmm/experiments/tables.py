@@ -1,0 +1,351 @@
+"""The paper's tables and figures as lists of rows. Two families of HMMs stand side by side:
+
+    softmax   the paper's model and its training, in batches that two cores can pay for
+    em        ours: block-factored transitions, generalized EM (the presets em-ptb and em-wikitext-2)
+
+Batches of the softmax rows grow with |Z|, as a step costs |Z|² whatever its tokens. What a run changes against the
+paper stands in its note. Seconds are estimates for two cores; what has been run tells its own.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from vlhmm.config import unknown
+from vlhmm.experiments import paper
+from vlhmm.experiments.presets import preset
+from vlhmm.experiments.rows import Hmm, KneserNey, Neural, Row, Run
+
+TITLES = {
+    "table1": "Main results",
+    "table2": "Ablations at 2^14 states, Penn Treebank",
+    "table3": "Emission constraints, Penn Treebank",
+    "figure-states": "Perplexity by number of states, Penn Treebank",
+    "figure-factored": "State embeddings of their own or composed with their block's, 2^14 states, Penn Treebank",
+}
+CORPUS_TITLES = {"ptb": "Penn Treebank", "wikitext-2": "WikiText-2"}
+PAPERS, OURS = "the paper's (softmax)", "ours (block-factored, EM)"
+
+# Order of worth: what is run first
+BASELINE, MAIN, WIKITEXT, SCALAR, MIDDLE, ABLATION, STATES, CONSTRAINT, FACTORED, LARGE = range(10, 110, 10)
+
+EM_EPOCHS = 400  # at most, for sizes and ablations that follow the main run's recipe
+LEAST_SLOTS = 8  # states a block at least, where a small model would have more blocks than it can fill
+SOFTMAX_SECONDS = {
+    2**10: 45,
+    2**11: 55,
+    2**12: 90,
+    2**13: 120,
+    2**14: 170,
+    2**15: 350,
+    2**16: 800,
+}  # a PTB epoch
+EM_SECONDS = {2**10: 0.6, 2**11: 0.7, 2**12: 0.8, 2**13: 1.2, 2**14: 1.9, 2**15: 4.6, 2**16: 13.0}
+
+
+# ---- runs
+
+
+def softmax(num_states: int, *changes: str, blocks: int = 128, corpus: str = "ptb", **about: Any) -> Run:
+    """The paper's model of that size, and changes to it."""
+    sizes = (f"model.num_states={num_states}", f"model.num_blocks={blocks}")
+    tokens = max(1_024, num_states // 4)
+    batches = ("training.batch=sentences", f"training.batch_tokens={tokens}")
+    checks = ("training.checks_per_epoch=2", "training.patience=4")  # the paper's patience, in epochs
+    note = f"sentence batches of {tokens:,} tokens (the paper: 16 streams of 32), 2 checks an epoch (4)"
+    rate: tuple[str, ...] = ()
+    if corpus == "wikitext-2":
+        rate = ("training.rate=0.01",)
+        note += ", rate 1e-2 as in the paper's released script (its text: 1e-3)"
+    return run_of(
+        Hmm(f"paper-{corpus}", (*sizes, *batches, *checks, *rate, *changes)),
+        [corpus, "softmax", num_states, "" if blocks in (1, 128) else f"m{blocks}"],
+        note,
+        corpus=corpus,
+        is_ablation=num_states == 2**14,
+        **about,
+    )
+
+
+def em(
+    num_states: int | None = None, *changes: str, blocks: int | None = None, corpus: str = "ptb", **about: Any
+) -> Run:
+    """The preset em-ptb or em-wikitext-2; of another size, or with changes to it."""
+    base = preset(f"em-{corpus}")
+    num_states = num_states or base.model.num_states
+    is_main = num_states == base.model.num_states and blocks is None and not changes
+    if not is_main:
+        of_size = blocks or min(base.model.num_blocks, max(1, num_states // LEAST_SLOTS))
+        epochs = min(base.training.epochs, EM_EPOCHS)
+        sizes = (
+            f"model.num_states={num_states}",
+            f"model.num_blocks={of_size}",
+            f"training.epochs={epochs:g}",
+        )
+        changes = (*sizes, *changes)
+    recipe = Hmm(f"em-{corpus}", changes)
+    config = recipe.config()
+    size = "" if is_main else num_states
+    note = (
+        f"block-factored transitions, {config.model.num_blocks} blocks; generalized EM, "
+        f"{config.training.epochs:g} epochs with {config.training.m_steps} optimizer steps an E-step"
+    )
+    parts = [corpus, "em", size, "" if blocks in (None, base.model.num_blocks) else f"m{blocks}"]
+    return run_of(recipe, parts, note, corpus=corpus, is_ablation=num_states == 2**14, **about)
+
+
+def dense_900(corpus: str, way: str, seconds: float) -> Run:
+    """The 900-state HMM with free parameters, every state emitting every word; by EM or by Adam."""
+    ways = {
+        "em": (
+            "EM on the whole text, M-steps in closed form, smoothed by one observation a state",
+            (
+                "training.method=em",
+                "training.optimizer=closed-form",
+                "training.smoothing=1",
+                "training.batch_tokens=16384",
+                "training.checks_per_epoch=1",
+            ),
+        ),
+        "adam": (
+            "AdamW 1e-2, sentence batches of 2,048 tokens",
+            ("training.batch_tokens=2048", "training.checks_per_epoch=2", "training.patience=4"),
+        ),
+    }
+    how, changes = ways[way]
+    model = ("model.num_states=900", "model.parameterization=scalar")
+    common = ("training.state_dropout=0", "training.batch=sentences", "training.epochs=40")
+    recipe = Hmm("paper-ptb-none", (*model, *common, *changes))
+    note = f"{how}; 40 epochs, no state dropout"
+    return run_of(recipe, [corpus, "hmm-900", way], note, corpus=corpus, worth=SCALAR, seconds=seconds)
+
+
+def baseline(corpus: str, kind: str, seconds: float) -> Run:
+    """A baseline with its own settings, which are the paper's."""
+    recipe = KneserNey() if kind == "kn" else Neural(kind)
+    worth = {"ptb": BASELINE, "wikitext-2": WIKITEXT}[corpus] + ("kn", "ff", "lstm").index(kind)
+    note = "interpolated modified Kneser-Ney, nothing pruned" if kind == "kn" else ""
+    return run_of(recipe, [corpus, kind], note, corpus=corpus, worth=worth, seconds=seconds)
+
+
+def run_of(
+    recipe: Hmm | Neural | KneserNey,
+    name: list[str | int],
+    note: str,
+    *,
+    corpus: str,
+    worth: int,
+    seconds: float,
+    called: str = "",
+    is_ablation: bool = False,
+) -> Run:
+    return Run(
+        name="-".join(str(part) for part in [*name, called] if part),
+        corpus=corpus,
+        recipe=recipe,
+        seconds_per_epoch=seconds,
+        worth=worth,
+        note=note,
+        is_ablation=is_ablation,
+    )
+
+
+def softmax_of_size(num_states: int) -> Run:
+    worth = STATES if num_states < 2**13 else MIDDLE if num_states < 2**15 else LARGE
+    return softmax(num_states, worth=worth, seconds=SOFTMAX_SECONDS[num_states])
+
+
+def em_of_size(num_states: int, worth: int = STATES) -> Run:
+    is_main = num_states == preset("em-ptb").model.num_states
+    return em(num_states, worth=MAIN if is_main else worth, seconds=EM_SECONDS[num_states])
+
+
+# ---- tables and figures
+
+
+def table1() -> list[Row]:
+    """The main results on both corpora."""
+    ptb = {"kn": 2, "ff": 200, "lstm": 280, "hmm-900-em": 110, "hmm-900-adam": 130}
+    wikitext = {"kn": 6, "ff": 1_300, "lstm": 1_600, "hmm-900-em": 260, "hmm-900-adam": 400}
+    main = preset("em-ptb").model.num_states
+    return [
+        *main_rows("ptb", ptb, softmax_of_size(2**15), em_of_size(main)),
+        *main_rows(
+            "wikitext-2",
+            wikitext,
+            softmax(2**15, corpus="wikitext-2", worth=LARGE + 1, seconds=900),
+            em(corpus="wikitext-2", worth=WIKITEXT, seconds=20),
+        ),
+    ]
+
+
+def main_rows(corpus: str, seconds: dict[str, int], papers: Run, ours: Run) -> list[Row]:
+    """A corpus's rows of table 1, in the paper's order."""
+
+    def row(
+        name: str, model: str, run: Run | None, beside: str | None = None, states: int | None = None
+    ) -> Row:
+        reported = paper.MAIN.get((corpus, beside or name))
+        return Row(
+            table="table1", corpus=corpus, name=name, model=model, run=run, reported=reported, states=states
+        )
+
+    cited = [row("hmm-rnn", "HMM+RNN", None), row("hmm-900", "HMM, 900 states", None, states=900)]
+    return [
+        row("kn", "KN 5-gram", baseline(corpus, "kn", seconds["kn"])),
+        row("awd-lstm", "AWD-LSTM", None),
+        row("ff", "256 FF 5-gram", baseline(corpus, "ff", seconds["ff"])),
+        row("lstm", "2x256 LSTM", baseline(corpus, "lstm", seconds["lstm"])),
+        *(cited if corpus == "ptb" else []),
+        *(
+            row(
+                f"hmm-900-{way}",
+                f"HMM, 900 states, trained here by {title}",
+                dense_900(corpus, way, seconds[f"hmm-900-{way}"]),
+                "hmm-900",
+            )
+            for way, title in (("em", "EM"), ("adam", "Adam"))
+        ),
+        row("vlhmm-softmax", f"VL-HMM, {PAPERS}", papers, "vlhmm"),
+        row("vlhmm-em", f"VL-HMM, {OURS}", ours, "vlhmm"),
+    ]
+
+
+def table2() -> list[Row]:
+    """Neural parameters, state dropout and block embeddings, each changed alone at 2^14 states."""
+    full = paper.ABLATIONS["full"]
+    rows = [row2("softmax", f"VL-HMM, {PAPERS}", softmax_of_size(2**14), full)]
+    changes = (
+        ("scalar", "- neural parameters", "model.parameterization=scalar", 700, 5.0),
+        ("no-dropout", "- state dropout", "training.state_dropout=0", 650, 4.0),
+        ("factored", "+ block embeddings", "model.embedding=factored", 235, 2.2),
+    )
+    for name, label, change, seconds, _ in changes:
+        run = softmax(2**14, change, called=name, worth=ABLATION, seconds=seconds)
+        rows.append(row2(f"softmax-{name}", f"{label}, {PAPERS}", run, paper.ABLATIONS[name]))
+    rows.append(row2("em", f"VL-HMM, {OURS}", em_of_size(2**14, ABLATION), full))
+    for name, label, change, _, seconds in changes:
+        run = em(2**14, change, called=name, worth=ABLATION, seconds=seconds)
+        rows.append(row2(f"em-{name}", f"{label}, {OURS}", run, paper.ABLATIONS[name]))
+    return rows
+
+
+def row2(name: str, model: str, run: Run, reported: paper.Reported) -> Row:
+    return Row(table="table2", corpus="ptb", name=name, model=model, run=run, reported=reported)
+
+
+def table3() -> list[Row]:
+    """Which states may emit which words: Brown blocks of several sizes, every state, or random subsets."""
+    rows = [
+        row3(papers_constraint(*shape), shape, PAPERS, "softmax", number)
+        for shape, number in paper.CONSTRAINTS
+    ]
+    rows[-1] = replace(rows[-1], name="softmax-brown-16384-k128-again")  # printed twice, with two numbers
+    beside = {
+        (states, blocks): number for (_, states, _, blocks), number in reversed(paper.CONSTRAINTS) if blocks
+    }
+    for states, blocks in ((2**14, 64), (2**14, 128), (2**14, 256), (2**14, 512), (2**13, 64), (2**10, 8)):
+        k = states // blocks
+        run = em(states, blocks=blocks, worth=CONSTRAINT, seconds=EM_SECONDS[states] + (k / 64) ** 2)
+        rows.append(row3(run, ("brown", states, k, blocks), OURS, "em", beside.get((states, blocks))))
+    run = em(
+        2**14, "model.constraint=frequency", called="frequency", worth=CONSTRAINT, seconds=EM_SECONDS[2**14]
+    )
+    blocks = min(preset("em-ptb").model.num_blocks, 2**14 // LEAST_SLOTS)
+    rows.append(row3(run, ("frequency", 2**14, 2**14 // blocks, blocks), OURS, "em", None))
+    return rows
+
+
+Shape = tuple[str, int, int | None, int | None]  # constraint, |Z|, k, M
+
+
+def papers_constraint(constraint: str, states: int, k: int | None, blocks: int | None) -> Run:
+    """The paper's model with that constraint."""
+    change = f"model.constraint={constraint}"
+    if constraint == "none":
+        return softmax(states, change, blocks=1, called="none", worth=CONSTRAINT, seconds=155)
+    if constraint == "uniform":
+        changes, seconds = (change, f"model.states_per_word={k}"), 4 * SOFTMAX_SECONDS[states]
+        return softmax(states, *changes, called=f"uniform-k{k}", worth=CONSTRAINT, seconds=seconds)
+    assert k is not None and blocks is not None
+    return softmax(states, blocks=blocks, worth=CONSTRAINT, seconds=SOFTMAX_SECONDS[states] + (k / 64) ** 2)
+
+
+def row3(run: Run, shape: Shape, family: str, short: str, reported: paper.Reported | None) -> Row:
+    constraint, states, k, blocks = shape
+    name = f"{short}-{constraint}-{states}" + (f"-k{k}" if k else "")
+    kind = {"none": "No constraint", "frequency": "Blocks of equal frequency"}.get(
+        constraint, constraint.capitalize()
+    )
+    label = kind + (f", k={k}" if k else "") + (f", M={blocks}" if blocks else "")
+    return Row(
+        table="table3", corpus="ptb", name=name, model=f"{label}, {family}", run=run, reported=reported
+    )
+
+
+def figure_states() -> list[Row]:
+    """The state space from 2^10 to 2^16."""
+    return [
+        Row(
+            table="figure-states",
+            corpus="ptb",
+            name=f"{short}-{states}",
+            run=run_of_size(states),
+            reported=number,
+            model=f"2^{states.bit_length() - 1} states, {family}",
+            series=family,
+            x=states,
+        )
+        for short, family, run_of_size in (("softmax", PAPERS, softmax_of_size), ("em", OURS, em_of_size))
+        for states, number in paper.STATES.items()
+    ]
+
+
+def figure_factored() -> list[Row]:
+    """State embeddings of their own, or composed of a block's and a state's half."""
+    rows = []
+    for kind, numbers in (("independent", paper.INDEPENDENT), ("factored", paper.FACTORED)):
+        change = () if kind == "independent" else ("model.embedding=factored",)
+        for blocks, number in numbers.items():
+            seconds = (170 if kind == "independent" else 235) + (128 / blocks) ** 2
+            run = softmax(
+                2**14, *change, blocks=blocks, called=kind if change else "", worth=FACTORED, seconds=seconds
+            )
+            rows.append(factored_row("softmax", PAPERS, kind, blocks, run, number))
+    for kind, numbers in (("independent", paper.INDEPENDENT), ("factored", paper.FACTORED)):
+        for blocks in (64, 128, 256):
+            seconds = EM_SECONDS[2**14] + (256 / blocks) ** 2
+            run = em(
+                2**14, f"model.embedding={kind}", blocks=blocks, called=kind, worth=FACTORED, seconds=seconds
+            )
+            rows.append(factored_row("em", OURS, kind, blocks, run, numbers[blocks]))
+    return rows
+
+
+def factored_row(short: str, family: str, kind: str, blocks: int, run: Run, reported: paper.Reported) -> Row:
+    return Row(
+        table="figure-factored",
+        corpus="ptb",
+        name=f"{short}-{kind}-m{blocks}",
+        run=run,
+        reported=reported,
+        model=f"{kind}, M={blocks}, {family}",
+        series=f"{kind}, {family}",
+        x=blocks,
+    )
+
+
+TABLES: dict[str, Callable[[], list[Row]]] = {
+    "table1": table1,
+    "table2": table2,
+    "table3": table3,
+    "figure-states": figure_states,
+    "figure-factored": figure_factored,
+}
+
+
+def table(name: str) -> list[Row]:
+    """The rows of that table; an unknown name is refused with the nearest."""
+    if name not in TABLES:
+        raise unknown("table", name, list(TABLES))
+    return TABLES[name]()
