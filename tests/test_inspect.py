@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from models import KINDS, VOCABULARY, small_hmm
 
 import vlhmm.queries.usage as usage_module
+from models import KINDS, VOCABULARY, small_hmm
 from vlhmm.blocks.structure import Blocks
 from vlhmm.cli.main import main
 from vlhmm.errors import QueryError
@@ -17,12 +17,13 @@ from vlhmm.model.hmm import HMM
 from vlhmm.model.language_model import HMMLanguageModel
 from vlhmm.model.tables import Tables
 from vlhmm.queries.inspection import WORDS_SHOWN, Inspector
-from vlhmm.queries.usage import CACHE_NAME, TOLERANCE, stationary, usage_of
+from vlhmm.queries.usage import CACHE_NAME, TOLERANCE, Usage, stationary, usage_of
 from vlhmm.training.config import RunConfig, TrainingConfig
 from vlhmm.training.run_folder import RunFolder
 
 RULES = ("reset", "carry")
-NEAR = dict(rel=1e-4, abs=2e-5)  # the usage is stationary to 1e-6, and a slow chain makes ten times that of it
+NEAR = dict(rel=1e-7, abs=1e-11)  # float64; views are judged with the oracle's own usage
+SETTLED = dict(rel=0, abs=2e-5)  # the usage is stationary to 1e-6, and a slow chain makes ten times that of it
 EVERY = pytest.mark.parametrize("rule", RULES)
 KIND = pytest.mark.parametrize("kind", KINDS)
 
@@ -45,12 +46,15 @@ def neighbours(model):
     chain = np.einsum("zx,zxy->zy", emission, move)
     equations = np.concatenate([chain.T - np.eye(num_states), np.ones((1, num_states))])
     u = np.linalg.lstsq(equations, np.append(np.zeros(num_states), 1), rcond=None)[0]
+    if model.tables.blocks.partition:
+        u[~model.tables.blocks.alive.ravel()] = 0  # exactly, so that dead states are seen to be left out
     return u, np.einsum("z,zx,zxy,yw->zxyw", u, emission, move, emission)
 
 
 def inspector_of(kind, rule):
     model = model_of(kind, rule)
-    return model, Inspector(model, usage_of(model)), *neighbours(model)
+    u, joint = neighbours(model)
+    return model, Inspector(model, Usage(torch.from_numpy(u), 1, 0.0)), u, joint
 
 
 def given(table):
@@ -72,7 +76,7 @@ def words_agree(listed, expected):
 
 def states_agree(listed, expected, emission):
     assert {entry.state: entry.probability for entry in listed} == pytest.approx(
-        {i: p for i, p in enumerate(expected) if p > 1e-12}, **NEAR
+        {i: p for i, p in enumerate(expected) if p > 0}, **NEAR
     )
     in_order(listed)
     for entry in listed:
@@ -112,7 +116,7 @@ def test_usage_is_the_stationary_distribution_of_the_generated_text(kind, rule):
     expected, joint = neighbours(model)
     assert joint.sum((0, 1, 3)) == pytest.approx(expected, abs=1e-9)  # the oracle: a token later all is the same
     assert usage.share.dtype == torch.float64 and usage.converged
-    assert usage.share.numpy() == pytest.approx(expected, **NEAR)
+    assert usage.share.numpy() == pytest.approx(expected, **SETTLED)
     assert float(usage.share.sum()) == pytest.approx(1, abs=1e-12)
     if model.tables.blocks.partition:
         assert not usage.share.view_as(model.tables.states_of_group)[~torch.from_numpy(model.tables.blocks.alive)].any()

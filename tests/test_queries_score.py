@@ -15,6 +15,7 @@ import query_oracle as oracle
 from dense_hmm import judged, random_model
 from query_models import MANY, REAL, ids_of, models, real_model, texts
 from vlhmm.errors import QueryError
+from vlhmm.queries.decoding import posteriors
 from vlhmm.queries.prediction import next_distribution, next_word
 from vlhmm.queries.process import process_of
 from vlhmm.queries.sampling import sample, sample_streams
@@ -127,6 +128,18 @@ def test_lines_carry_or_reset(model, data):
         assert_allclose(first.log_prob + second.log_prob, log(whole), **EXACT)
     assert first.num_tokens == len(ids[0]) and first.num_oov == lines[0].count("zzz")
     assert first.num_unk == lines[0].count("<unk>")
+
+
+@pytest.mark.parametrize("rule", ["reset", "carry"])
+def test_long_texts_are_read_in_chunks(rule, monkeypatch):
+    model = random_model(12, num_words=3, num_groups=2, size=2, rule=rule)
+    words = "a b <eos> c zzz a c <eos> b a".split()
+    ids = ids_of(model, words)
+    monkeypatch.setattr("vlhmm.queries.sequence._CHUNK_BYTES", 8 * 4 * 3)  # three words a chunk
+    expected = [oracle.string_probability(judged(model), ids[:n]) for n in range(len(ids) + 1)]
+    assert_allclose([t.log_prob for t in token_scores(model, words, eos=False)], np.diff(np.log(expected)), **EXACT)
+    assert_allclose(next_distribution(model, words).probabilities, oracle.next_word(judged(model), ids), **EXACT)
+    assert_allclose(posteriors(model, words, eos=False).log_likelihood, np.log(expected[-1]), **EXACT)
 
 
 def all_texts(model, max_tokens, prompt=()):

@@ -106,7 +106,6 @@ def run(args: argparse.Namespace) -> int:
         return 0
     code = 0 if args.render or not tasks else train_missing(args, tasks, store)
     values = [render.row_values(row, store, args.seed) for row in rows]
-    show_tables(args, values)
     note = note_to(args.quiet)
     if args.plot:
         render.plot(args.table, values, rows, args.plot)
@@ -114,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
     if args.write_docs:
         for path in write_docs(names, store, args.seed):
             note(f"wrote {path}")
+    show_tables(args, values)  # last: whoever reads it may have seen enough before its end
     return code
 
 
@@ -233,9 +233,7 @@ def show_list(args: argparse.Namespace, rows: list[Any], store: Any) -> None:
         return
     width = max(len(value["row"]) for value in values)
     for value in values:
-        print(
-            f"{value['table']:<15}  {value['row']:<{width}}  {render.status(value)}  ({value['model'].strip()})"
-        )
+        print(f"{value['table']:<15}  {value['row']:<{width}}  {render.status(value)}  ({value['model']})")
 
 
 def show_tables(args: argparse.Namespace, values: list[dict[str, Any]]) -> None:

@@ -1,7 +1,7 @@
 """The paper's numbers, as it prints them: what every row of ours stands beside. Data, nothing else.
 
-Perplexities count `<eos>` and `<unk>`. The paper evaluates its own models over 16 streams with the state carried
-across line ends, after training that resets it there.
+Perplexities count `<eos>` and `<unk>`. The paper evaluates its own models over 16 streams with the state
+carried across line ends, after training that resets it there.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Rows and records -> Markdown, text, JSON values and PNG: the paper's number beside ours. Trains and prints nothing."""
+"""Rows and records -> Markdown, text, JSON values and PNG: the paper's number beside ours."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -17,8 +17,9 @@ OPENING = re.compile(r"<!-- vlhmm reproduce ")
 FIGURES = ("figure-states", "figure-factored")
 
 LEGEND = (
-    "Perplexities are valid / test, of the model best on valid. reset: every line from the start distribution; carry: "
-    "the state runs on over line ends, in 16 streams, as the paper evaluates. Wall time is training with its validations."
+    "Perplexities are valid / test, of the model best on valid. reset: every line from the start "
+    "distribution; carry: the state runs on over line ends, in 16 streams, as the paper evaluates. "
+    "Wall time is training with its validations."
 )
 
 
@@ -26,7 +27,7 @@ LEGEND = (
 
 
 def row_values(row: Row, store: Store, seed: int) -> dict[str, Any]:
-    """One row as JSON values. `valid` and `test` are those of `context`, the rule the model was trained by."""
+    """One row as JSON values; `valid` and `test` are under `context`, the rule the model was trained by."""
     record, others = chosen(row, store, seed)
     reported = row.reported or paper.Reported()
     values: dict[str, Any] = {
@@ -101,7 +102,7 @@ def row_values(row: Row, store: Store, seed: int) -> dict[str, Any]:
 
 
 def chosen(row: Row, store: Store, seed: int) -> tuple[Record | None, list[Record]]:
-    """The record to show (of that seed, else of one that is finished, else of any) and the other finished ones."""
+    """The record to show (of that seed, else a finished one, else any) and the other finished ones."""
     if row.run is None:
         return None, []
     records = list(store.all_seeds(row.run.name))
@@ -312,8 +313,8 @@ def legend(rows: Iterable[dict[str, Any]]) -> str:
         told.append("**Bold** is the rule the model was trained by and chosen under.")
     if any(values["table"] == "table2" for values in rows):
         told.append(
-            "Train is the chosen model's perplexity of the training text with all states; ms is one evaluation batch of "
-            "16 x 32 tokens with its parameters made anew (the paper: on an RTX 2080)."
+            "Train is the chosen model's perplexity of the training text with all states; ms is one "
+            "evaluation batch of 16 x 32 tokens with its parameters made anew (the paper: on an RTX 2080)."
         )
     machines = {
         f"{machine['processor']}, {machine['threads']} threads"
@@ -419,7 +420,7 @@ def draw_curves(axes: Any, name: str, rows: list[dict[str, Any]], source: list[R
 
 def draw_rows(axes: Any, rows: list[dict[str, Any]]) -> None:
     """The paper's valid (test where it has no other) as a ring, ours as a dot."""
-    labels = [f"{values['corpus']}: {values['model'].strip()}" for values in rows]
+    labels = [f"{values['corpus']}: {values['model']}" for values in rows]
     for y, values in enumerate(rows):
         split = "valid" if values["paper_valid"] is not None or values["paper_test"] is None else "test"
         theirs, mine = values[f"paper_{split}"], values[split]
@@ -431,7 +432,7 @@ def draw_rows(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.set_yticks(range(len(rows)), labels, fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel(
-        "perplexity on valid (test where the paper has that alone); ring: the paper, dot: ours, cross: unfinished"
+        "valid perplexity (test where the paper has no other); ring: paper, dot: ours, cross: so far"
     )
     axes.xaxis.label.set_size(7)
     axes.grid(alpha=0.3)

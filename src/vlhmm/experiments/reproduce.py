@@ -1,7 +1,8 @@
 """Runs what is missing of a list of rows, in the order of worth, and records it. Prints nothing.
 
-Input: rows and a store of records. Output: records. A finished run is never trained again; one that was stopped goes on.
-Test is looked at once, when the run is finished, with the model best on valid; both context rules are recorded.
+Input: rows and a store of records. Output: records. A finished run is never trained again; one that was
+stopped goes on. Test is looked at once, when the run is finished, with the model best on valid; both context
+rules are recorded.
 """
 
 import time
@@ -104,7 +105,7 @@ def missing(rows: list[Row], store: Store, seed: int) -> list[Task]:
 def reproduce(
     tasks: list[Task], corpora: dict[str, Corpus], place: Place, time_limit: float | None = None
 ) -> Outcome:
-    """Trains each task's run until it is finished, time is up or a stop is asked for; a run that fails does not stop others."""
+    """Trains each task's run until time is up or a stop is asked for; one that fails does not stop others."""
     began = time.monotonic()
     finished: list[str] = []
     failed: list[tuple[str, VlhmmError]] = []
@@ -369,7 +370,7 @@ def estimate_kneser_ney(recipe: KneserNey, corpus: Corpus, folder: Path) -> Trai
 def measure(
     run: Run, corpus: Corpus, folder: Path, memory: int | None
 ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """Perplexities of the model best on valid, by split and rule; and for ablations train and the time of a batch."""
+    """Perplexities of the model best on valid, by split and rule; for ablations train and batch times too."""
     from vlhmm.api import load
     from vlhmm.evaluation.perplexity import evaluate
 
@@ -393,7 +394,7 @@ def measure(
 def batch_milliseconds(
     folder: Path, corpus: Corpus, memory: int | None, repeats: int = 3
 ) -> dict[str, float]:
-    """Time to score 16 x 32 tokens: with the parameters made anew from the network, and with all of them at hand."""
+    """Time to score 16 x 32 tokens: with the parameters made anew, and with all of them at hand."""
     import torch
 
     from vlhmm.data.batches import stream_batches
@@ -425,7 +426,7 @@ def batch_milliseconds(
 
 @contextmanager
 def claimed(path: Path) -> Iterator[bool]:
-    """True if no other process holds this run; held until the end, or until the process dies in whatever way."""
+    """True if no other process holds this run; held until the end, or until this process dies."""
     try:
         import fcntl
     except ImportError:  # no such locks on this system

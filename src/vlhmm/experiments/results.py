@@ -1,7 +1,7 @@
 """What has been trained: one JSON file a run and seed, and its journal beside it.
 
-A record is written at every validation (`unfinished`) and once at the end (`finished`), whole or not at all. It holds
-all that tables show, so they can be rendered where the models themselves are not.
+A record is written at every validation (`unfinished`) and once at the end (`finished`), whole or not at all.
+It holds all that tables show, so they can be rendered where the models themselves are not.
 """
 
 import json
@@ -117,7 +117,7 @@ KNOWN = {f.name for f in fields(Record)}
 
 
 def changed_settings(record: Record, run: Run) -> list[str]:
-    """'training.epochs 400, now 300' for every setting that a run started today would not have as the record does."""
+    """'training.epochs 400, now 300' for every setting in which a run of today would differ."""
     before, now = dict(flattened(record.settings)), dict(flattened(run.recipe.settings(record.seed)))
     return [
         f"{name} {before[name]}, now {now[name]}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Hmm:
-    """An HMM by `vlhmm.training`: a preset and changes to it, as `vlhmm train --preset NAME --set A.B=C` takes them."""
+    """An HMM by `vlhmm.training`: a preset and changes, as in `vlhmm train --preset NAME --set A.B=C`."""
 
     preset: str
     changes: tuple[str, ...] = ()

@@ -94,11 +94,6 @@ class Plan:
             return states
         return self.automaton.delta[states, self.automaton.class_of_word[item.word]]
 
-    @property
-    def num_passes(self) -> int:
-        """How often the whole transition matrix is gone through, at least."""
-        return sum(item.high - 1 for item in self.items if isinstance(item, Gap))
-
     def num_bytes(self, num_states: int) -> int:
         """What the messages take: 8 bytes a (words remaining, automaton state, state of the model)."""
         rows = sum(int(states.sum()) for masks in self.remaining.values() for states in masks[:-1])

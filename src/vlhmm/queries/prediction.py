@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import QueryError
 from vlhmm.queries.process import Process, process_of
-from vlhmm.queries.sequence import forward
+from vlhmm.queries.sequence import read
 from vlhmm.queries.text import encode_words
 
 
@@ -88,24 +87,22 @@ def next_distribution(model: Any, context: str | Sequence[str] = "") -> WordDist
     """p(x | context) of every word x; words beyond the vocabulary are read as <unk>."""
     process = process_of(model)
     ids = encode_words(model.vocabulary, context).ids
-    if not ids or process.restarts(ids[-1]):
-        check_possible(process, ids)
-        return distribution_after(process, model.vocabulary, None, None)
-    passed = forward(process, ids)
-    if not torch.isfinite(passed.log_probs).all():
+    return distribution_after(process, model.vocabulary, *after(process, ids))
+
+
+def after(process: Process, ids: Sequence[int]) -> tuple[int | None, Tensor | None]:
+    """(group, p(z | x) on its states) after a text, both None where the chain starts afresh; refuses impossible ones."""
+    passed = read(process, ids)
+    if -math.inf in passed.log_probs:
         raise impossible_context()
-    return distribution_after(process, model.vocabulary, process.group(ids[-1]), passed.alpha[-1])
+    if not ids or process.restarts(ids[-1]):
+        return None, None
+    return process.group(ids[-1]), passed.alpha
 
 
 def next_word(model: Any, context: str | Sequence[str] = "", top_k: int | None = None) -> list[WordProbability]:
     """The most probable words after `context`, most probable first; all of them unless `top_k` is given."""
     return next_distribution(model, context).top(top_k)
-
-
-def check_possible(process: Process, ids: Sequence[int]) -> None:
-    """Nothing, or a QueryError where the words have probability zero."""
-    if len(ids) and not torch.isfinite(forward(process, ids).log_probs).all():
-        raise impossible_context()
 
 
 def impossible_context() -> QueryError:

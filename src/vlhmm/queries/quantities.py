@@ -20,7 +20,7 @@ from vlhmm.queries.prediction import impossible_context
 from vlhmm.queries.process import Process, process_of
 from vlhmm.queries.sampling import sample_streams
 from vlhmm.queries.semiring import SumProduct
-from vlhmm.queries.sequence import forward
+from vlhmm.queries.sequence import forward, read
 from vlhmm.queries.text import DEFAULT_MEMORY, encode_sentence, encode_words, generator_of
 
 _PLACES_AT_ONCE = 32
@@ -46,7 +46,7 @@ def entropy_rate(model: Any, num_streams: int = 64, num_tokens: int = 256, seed:
         raise QueryError(f"{num_streams} streams of {num_tokens} tokens, expected at least 2 of at least 1")
     process = process_of(model)
     streams = sample_streams(process, num_streams, num_tokens, generator_of(seed))
-    rates = np.array([-float(forward(process, ids).log_probs.sum()) / num_tokens for ids in streams.tolist()])
+    rates = np.array([-math.fsum(read(process, ids).log_probs) / num_tokens for ids in streams.tolist()])
     return Estimate(float(rates.mean()), float(rates.std(ddof=1) / math.sqrt(num_streams)), num_streams, num_tokens)
 
 

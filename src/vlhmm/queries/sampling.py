@@ -18,10 +18,9 @@ from vlhmm.queries.constraint import Constraint
 from vlhmm.queries.draw import Draw
 from vlhmm.queries.infilling import Infilling, Scope, prepare_items
 from vlhmm.queries.plan import Fixed, Gap, Item
-from vlhmm.queries.prediction import impossible_context
+from vlhmm.queries.prediction import after
 from vlhmm.queries.process import Process, process_of
 from vlhmm.queries.scoring import score_ids
-from vlhmm.queries.sequence import forward
 from vlhmm.queries.text import DEFAULT_MEMORY, encode_words, generator_of
 
 _AT_ONCE = 256  # texts drawn side by side
@@ -66,7 +65,7 @@ def sample(
     process, vocabulary = process_of(model), model.vocabulary
     given = encode_words(vocabulary, prompt)
     generator = generator_of(seed)
-    before = _after(process, given.ids)
+    before = _After(*after(process, given.ids))
     found: list[list[int]] = []
     size = _AT_ONCE if weighing.exact else _WEIGHED_AT_ONCE
     for first in range(0, n, size):
@@ -127,17 +126,6 @@ class _After(NamedTuple):
 
     group: int | None
     alpha: Tensor | None
-
-
-def _after(process: Process, ids: Sequence[int]) -> _After:
-    if not ids:
-        return _After(None, None)
-    passed = forward(process, ids)
-    if not torch.isfinite(passed.log_probs).all():
-        raise impossible_context()
-    if process.restarts(ids[-1]):
-        return _After(None, None)
-    return _After(process.group(ids[-1]), passed.alpha[-1])
 
 
 def _ancestral(

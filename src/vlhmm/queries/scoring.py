@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vlhmm.data.vocabulary import UNK
 from vlhmm.queries.process import process_of
-from vlhmm.queries.sequence import forward, forward_chunks
+from vlhmm.queries.sequence import read
 from vlhmm.queries.text import encode_sentence
 
 
@@ -35,8 +35,7 @@ def token_scores(model: Any, text: str | Sequence[str], eos: bool = True) -> lis
     """log p(x_t | x_<t) of every word of `text` and, unless told otherwise, of the <eos> after it."""
     vocabulary = model.vocabulary
     words, ids = encode_sentence(vocabulary, text, eos)
-    log_probs = forward(process_of(model), ids).log_probs.tolist()
-    return _tokens(vocabulary, words, ids, log_probs)
+    return _tokens(vocabulary, words, ids, read(process_of(model), ids).log_probs)
 
 
 def score(model: Any, text: str | Sequence[str], eos: bool = True) -> float:
@@ -47,12 +46,13 @@ def score(model: Any, text: str | Sequence[str], eos: bool = True) -> float:
 
 def score_ids(model: Any, ids: Sequence[int]) -> float:
     """log p of a sequence of word ids as it stands; nothing is added to it."""
-    total = 0.0
-    for chunk in forward_chunks(process_of(model), ids):
-        total += float(chunk.log_probs.sum())
-        if total == -math.inf:
-            return total
-    return total
+    return total(read(process_of(model), ids).log_probs)
+
+
+def total(log_probs: Iterable[float]) -> float:
+    """The sum of log-probabilities; -inf if one of them is."""
+    logs = list(log_probs)
+    return -math.inf if -math.inf in logs else math.fsum(logs)
 
 
 def score_lines(model: Any, lines: Iterable[Sequence[str]]) -> Iterator[SentenceScore]:
@@ -62,19 +62,17 @@ def score_lines(model: Any, lines: Iterable[Sequence[str]]) -> Iterator[Sentence
     carry: Tensor | None = None
     for line in lines:
         words, ids = encode_sentence(vocabulary, line, eos=True)
-        passed = forward(process, ids, previous, carry)
-        tokens = _tokens(vocabulary, words, ids, passed.log_probs.tolist())
+        passed = read(process, ids, previous, carry)
+        tokens = _tokens(vocabulary, words, ids, passed.log_probs)
         yield SentenceScore(
-            log_prob=math.fsum(t.log_prob for t in tokens)
-            if all(t.log_prob > -math.inf for t in tokens)
-            else -math.inf,
+            log_prob=total(passed.log_probs),
             num_tokens=len(tokens),
             num_oov=sum(t.oov for t in tokens),
             num_unk=sum(t.word == UNK for t in tokens),
             tokens=tokens,
         )
         if process.rule == "carry":
-            previous, carry = ids[-1], passed.alpha[-1]
+            previous, carry = ids[-1], passed.alpha
 
 
 def _tokens(vocabulary: Any, words: list[str], ids: list[int], log_probs: list[float]) -> list[TokenScore]:

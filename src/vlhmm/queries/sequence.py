@@ -75,3 +75,20 @@ def forward(process: Process, ids: Sequence[int], previous: int | None = None, c
         empty = torch.zeros(0, process.states_per_group, dtype=torch.float64, device=process.device)
         return Passed(empty, empty.new_zeros(0))
     return Passed(torch.cat([c.alpha for c in chunks]), torch.cat([c.log_probs for c in chunks]))
+
+
+class Read(NamedTuple):
+    """What reading a sequence leaves, without the messages on the way."""
+
+    log_probs: list[float]  # log p(x_t | x_<t)
+    alpha: Tensor | None  # (K,) p(z_T | x) on the last word's states; None if nothing was read
+
+
+def read(process: Process, ids: Sequence[int], previous: int | None = None, carry: Tensor | None = None) -> Read:
+    """The forward pass over `ids`, keeping only its last message: memory for K states, however long the text."""
+    log_probs: list[float] = []
+    alpha = None
+    for chunk in forward_chunks(process, ids, previous, carry):
+        log_probs += chunk.log_probs.tolist()
+        alpha = chunk.alpha[-1].clone()
+    return Read(log_probs, alpha)
