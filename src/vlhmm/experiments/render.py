@@ -412,7 +412,7 @@ def draw_curves(axes: Any, name: str, rows: list[dict[str, Any]], source: list[R
             axes.plot(*zip(*mine, strict=True), "o-", label=label)
     axes.set_xscale("log", base=2)
     axes.set_xlabel("states |Z|" if name == "figure-states" else "blocks M")
-    axes.set_ylabel("valid perplexity")
+    axes.set_ylabel("valid perplexity (the paper: carry; ours: as trained)")
     axes.set_title(TITLES.get(name, name), fontsize=10)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from vlhmm.blocks import cluster_words, frequency_blocks
 from vlhmm.blocks.structure import Blocks, allocate_states
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.model.config import ModelConfig
@@ -23,13 +24,8 @@ def make_blocks(
     if config.constraint == "uniform":
         return Blocks.uniform(vocab_size, config.num_states, config.states_per_word, seed)
     if config.constraint == "frequency":
-        counts = np.bincount(tokens, minlength=vocab_size)
-        from vlhmm.blocks import assignments
-
-        block_of_word = assignments.frequency_blocks(counts, config.num_blocks)
+        block_of_word = frequency_blocks(np.bincount(tokens, minlength=vocab_size), config.num_blocks)
     else:
-        from vlhmm.blocks import cluster_words
-
         result = cluster_words(tokens, vocab_size, config.num_blocks, sweeps=config.exchange_sweeps)
         note(
             f"{config.num_blocks} Brown clusters in {result.seconds:.1f} s, average mutual information {result.ami_bits:.3f} bits"
