@@ -60,9 +60,7 @@ def _same(got, expected, atol, law):
 
 def _check_shape(model, tokens, lengths):
     log_prob, _ = _score(model, tokens, lengths)
-    assert log_prob.shape == tokens.shape, (
-        f"log_prob has shape {tuple(log_prob.shape)}, expected that of tokens"
-    )
+    assert log_prob.shape == tokens.shape, f"log_prob has shape {tuple(log_prob.shape)}, expected that of tokens"
     assert log_prob.dtype == torch.float64, f"log_prob is {log_prob.dtype}, expected float64"
     assert not log_prob.isnan().any(), "log_prob has NaN"
     assert (log_prob <= 1e-6).all(), "a probability above one"

@@ -239,6 +239,8 @@ def test_extrapolation_leans_to_the_naive_side():
     steep = [step(64, 1e-3), step(128, 10.0)]  # along the last two would cost more than in proportion
     assert extrapolated_seconds(steep, cost(512)) == pytest.approx(10.0 * cost(512) / cost(128))
     assert extrapolated_seconds([step(64, 3.0), step(128, 2.0)], cost(512)) == 2.0
+    with pytest.raises(WorkerError, match="two are needed"):
+        at_size({"sizes": line[:1]}, "blocked", 512, 50, 8)
     measured = at_size({"sizes": line}, "dense", 128, 50, 8)
     assert not measured["extrapolated"] and measured["tokens_per_s"] == pytest.approx(100 / line[1]["seconds"])
 
@@ -287,8 +289,21 @@ def test_a_contest_without_time_is_refused_and_a_climb_ends_by_itself():
     with pytest.raises(WorkerError, match="time was up"):
         contest({"ours": ("a", {})}, 2, lambda name, kind: Scripted(name, said), Timer(-1.0))
     assert said == ["a closed"]
-    climbed = climb(("c", {}), lambda name, kind: Scripted(name, said), Timer(60.0))
+    climbed = climb(("c", {}), 60.0, lambda name, kind: Scripted(name, said), Timer(60.0))
     assert len(climbed["sizes"]) == 8 and climbed["ended"] == "enough" and said[-1] == "c closed"
+
+
+def test_a_climb_that_dies_keeps_what_it_reached():
+    class Mortal(Scripted):
+        def step(self, until):
+            if self.said:
+                raise WorkerError("naive: its process ended by signal 9; perhaps memory ran out")
+            return super().step(until)
+
+    climbed = climb(("c", {}), 60.0, lambda name, kind: Mortal(name, []), Timer(60.0))
+    assert len(climbed["sizes"]) == 1 and "signal 9" in climbed["ended"]
+    with pytest.raises(WorkerError, match="signal 9"):
+        climb(("c", {}), 60.0, lambda name, kind: Mortal(name, ["no step before"]), Timer(60.0))
 
 
 def test_a_worker_is_a_process_with_its_own_peak():

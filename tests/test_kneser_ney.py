@@ -30,10 +30,7 @@ class SlowKneserNey:
     def __init__(self, sentences, vocabulary, order):
         self.vocabulary, self.order = vocabulary, order
         padded = [["<s>", *words, "<eos>"] for words in sentences]
-        raw = [
-            Counter(tuple(s[i : i + n]) for s in padded for i in range(len(s) - n + 1))
-            for n in range(1, order + 1)
-        ]
+        raw = [Counter(tuple(s[i : i + n]) for s in padded for i in range(len(s) - n + 1)) for n in range(1, order + 1)]
         left = Counter(ngram[1:] for longer in raw[1:] for ngram in longer)
         self.adjusted = [
             {g: c if n == order or g[0] == "<s>" else left[g] for g, c in counts.items() if g != ("<s>",)}
@@ -75,14 +72,10 @@ def make(sentences, order, extra=()):
 def zipf_sentences(seed, num_lines, num_words=30):
     rng = np.random.default_rng(seed)
     p = 1 / np.arange(1, num_words + 1)
-    return [
-        [f"w{i}" for i in rng.choice(num_words, rng.integers(0, 9), p=p / p.sum())] for _ in range(num_lines)
-    ]
+    return [[f"w{i}" for i in rng.choice(num_words, rng.integers(0, 9), p=p / p.sum())] for _ in range(num_lines)]
 
 
-sentences = st.lists(
-    st.lists(st.sampled_from("ab") | st.sampled_from("abcd"), max_size=6), min_size=1, max_size=8
-)
+sentences = st.lists(st.lists(st.sampled_from("ab") | st.sampled_from("abcd"), max_size=6), min_size=1, max_size=8)
 
 
 @settings(deadline=None, max_examples=60)

@@ -100,12 +100,7 @@ def test_lstm_is_its_formula():
             below = w["embedding"][word]
             for n in range(depth):
                 part = {k: w[f"layers.{n}.{k}_l0"] for k in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
-                gates = (
-                    part["weight_ih"] @ below
-                    + part["bias_ih"]
-                    + part["weight_hh"] @ output[n]
-                    + part["bias_hh"]
-                )
+                gates = part["weight_ih"] @ below + part["bias_ih"] + part["weight_hh"] @ output[n] + part["bias_hh"]
                 into, forget, candidate, out = np.split(gates, 4)
                 cell[n] = sigmoid(forget) * cell[n] + sigmoid(into) * np.tanh(candidate)
                 output[n] = below = sigmoid(out) * np.tanh(cell[n])
@@ -269,8 +264,7 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path, kind, context, way)
     assert result.valid_perplexity == whole.valid_perplexity
     assert_same_weights(result.model, whole.model)
     checks = [
-        [e["valid_perplexity"] for e in journal(f) if e["event"] == "check"]
-        for f in (folder, tmp_path / "whole")
+        [e["valid_perplexity"] for e in journal(f) if e["event"] == "check"] for f in (folder, tmp_path / "whole")
     ]
     assert checks[0] == checks[1]
     again = train_baseline(kind, texts, folder, config)  # done already
@@ -281,7 +275,11 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path, kind, context, way)
 def test_the_rate_is_divided_on_a_plateau_and_its_end_is_the_end(tmp_path):
     config = small("ff", patience=1, decay=10.0, epochs=200, min_rate=1e-4)
     result = train_baseline("ff", corpus(), tmp_path, config)
-    rates = [event["rate"] for event in journal(tmp_path) if event["event"] == "check"]
+    checks = [event for event in journal(tmp_path) if event["event"] == "check"]
+    best = min(check["valid_perplexity"] for check in checks)
+    assert result.valid_perplexity == best < checks[-1]["valid_perplexity"]  # the best is kept, not the last
+    assert evaluate(result.model, corpus().valid, rule="carry").perplexity == best
+    rates = [check["rate"] for check in checks]
     assert rates[0] == 1e-2 and rates[-1] == pytest.approx(1e-4) and rates == sorted(rates, reverse=True)
     assert result.finished and result.epochs < 200
 
@@ -398,7 +396,7 @@ def test_cli_neural(files, capsys, kind):
     assert report["finished"] and report["epochs"] == 2 and set(report["results"]) == {"valid"}
     assert set(report["results"]["valid"]) == {"reset", "carry"}
     assert "valid" in streams.err and "tok/s" in streams.err
-    assert run(*command, "--epochs", 2, "--quiet") == 0
+    assert run(*command[:4], "--epochs", 1, "--quiet") == 0  # from the beginning, with nothing kept
     assert capsys.readouterr().err == ""
 
 

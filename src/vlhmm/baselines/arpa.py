@@ -34,9 +34,7 @@ def write(path: str | Path, vocabulary: Vocabulary, levels: tuple[Level, ...]) -
     """Nothing; afterwards `path` holds the tables, whole or not at all, packed if it ends in .gz."""
     for word in (SENTENCE_START, SENTENCE_END):
         if word in vocabulary:
-            raise DataError(
-                f"the vocabulary has a word {word}, which ARPA keeps for itself; rename it in the text"
-            )
+            raise DataError(f"the vocabulary has a word {word}, which ARPA keeps for itself; rename it in the text")
     content = "".join(_lines(vocabulary, levels)).encode()
     if str(path).endswith(".gz"):
         content = gzip.compress(content, compresslevel=6, mtime=0)
@@ -188,18 +186,14 @@ def _read_unigrams(file: _File, size: int, highest: bool) -> tuple[Vocabulary, d
     return vocabulary, vocabulary.id_of | specials, level
 
 
-def _read_level(
-    file: _File, below: list[Level], id_of: dict[str, int], n: int, size: int, highest: bool
-) -> Level:
+def _read_level(file: _File, below: list[Level], id_of: dict[str, int], n: int, size: int, highest: bool) -> Level:
     """The n-grams of order n, sorted by key."""
     ids, log_prob, log_backoff, lines = array("q"), array("d"), array("d"), array("q")
     for p, names, b in _rows(file, n, size, highest):
         try:
             ids.extend([id_of[name] for name in names])
         except KeyError as error:
-            raise file.error(
-                f"{error.args[0]!r} is no unigram of the file, expected every word there"
-            ) from None
+            raise file.error(f"{error.args[0]!r} is no unigram of the file, expected every word there") from None
         log_prob.append(p)
         log_backoff.append(b)
         lines.append(file.number)

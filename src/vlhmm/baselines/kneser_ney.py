@@ -170,9 +170,7 @@ def _count(text: Text, vocab_size: int, order: int) -> list[_Ngrams]:
     index = words  # of the n-gram that ends here; garbage where depth < n - 1
     for n in range(2, order + 1):
         ends = np.flatnonzero(depth >= n - 1)
-        keys, inverse, count = np.unique(
-            index[ends - 1] * width + words[ends], return_inverse=True, return_counts=True
-        )
+        keys, inverse, count = np.unique(index[ends - 1] * width + words[ends], return_inverse=True, return_counts=True)
         at = np.empty(len(keys), dtype=np.int64)
         at[inverse] = ends  # where each n-gram ends, once
         counts.append(_Ngrams(keys, count, index[at], depth[at] == n - 1))
@@ -222,9 +220,7 @@ def load(folder: str | Path) -> KneserNey:
     tensors, _ = read_tensors(path)
     try:
         order = run.settings["order"]
-        levels = tuple(
-            Level(*(tensors[f"{n}.{name}"].numpy() for name in Level._fields)) for n in range(1, order + 1)
-        )
+        levels = tuple(Level(*(tensors[f"{n}.{name}"].numpy() for name in Level._fields)) for n in range(1, order + 1))
         discounts = run.settings["discounts"]
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is not the n-gram model that config.json describes: {error}") from None

@@ -31,9 +31,7 @@ class LSTM(NeuralLanguageModel):
     ) -> None:
         super().__init__(vocabulary, hidden_size, dropout)
         # One nn.LSTM a layer: the dropout within one takes no generator; and they are as fast.
-        self.layers = nn.ModuleList(
-            nn.LSTM(hidden_size, hidden_size, batch_first=True) for _ in range(num_layers)
-        )
+        self.layers = nn.ModuleList(nn.LSTM(hidden_size, hidden_size, batch_first=True) for _ in range(num_layers))
         self.initialize(generator)
 
     def start(self, batch_size: int) -> LSTMCarry:

@@ -57,9 +57,7 @@ def read_run(folder: str | Path) -> Run:
     if version != FORMAT_VERSION:
         raise CheckpointError(f"{path} has format_version {version!r}, expected {FORMAT_VERSION}")
     if config.get("kind") not in KINDS or not isinstance(config.get("settings"), dict):
-        raise CheckpointError(
-            f"{path} has kind {config.get('kind')!r}, expected a baseline's: {', '.join(KINDS)}"
-        )
+        raise CheckpointError(f"{path} has kind {config.get('kind')!r}, expected a baseline's: {', '.join(KINDS)}")
     try:
         vocabulary = Vocabulary.read(folder / "vocabulary.txt")
     except DataError as error:

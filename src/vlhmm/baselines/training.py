@@ -112,9 +112,7 @@ def build_model(kind: str, vocabulary: Vocabulary, config: BaselineConfig) -> Ne
     """An untrained model, its weights drawn with config.seed."""
     generator = torch.Generator().manual_seed(config.seed)
     if kind == "ff":
-        return FeedForward(
-            vocabulary, generator, config.hidden_size, config.dropout, config.num_layers, config.order
-        )
+        return FeedForward(vocabulary, generator, config.hidden_size, config.dropout, config.num_layers, config.order)
     if kind == "lstm":
         return LSTM(vocabulary, generator, config.hidden_size, config.dropout, config.num_layers)
     raise ConfigError(f"unknown neural baseline {kind!r}, expected ff or lstm")
@@ -128,9 +126,7 @@ def load_baseline(run_dir: str | Path) -> LanguageModel:
     model = build_model(run.kind, run.vocabulary, from_dict(BaselineConfig, run.settings))
     path = Path(run_dir) / "model.safetensors"
     if not path.exists():
-        raise CheckpointError(
-            f"{run_dir} has no model.safetensors yet: training stopped before the first validation"
-        )
+        raise CheckpointError(f"{run_dir} has no model.safetensors yet: training stopped before the first validation")
     _put(model, read_tensors(path)[0], path)
     return model
 
@@ -201,9 +197,7 @@ class _Trainer:
             return self._result()
         began = saved = shown = time.monotonic()
         seconds_before = self.position.seconds
-        self._record(
-            "start", epoch=self._epochs(), step=self.position.step, parameters=self.model.num_parameters
-        )
+        self._record("start", epoch=self._epochs(), step=self.position.step, parameters=self.model.num_parameters)
         while not self._is_done():
             check_due = self._step()
             if check_due:
@@ -249,9 +243,7 @@ class _Trainer:
         config = self.config
         if config.context == "carry" and not batches:
             eos = self.corpus.vocabulary.eos
-            batches = stream_batches(
-                self.corpus.train, config.num_streams, config.segment_length, eos, config.context
-            )
+            batches = stream_batches(self.corpus.train, config.num_streams, config.segment_length, eos, config.context)
         elif config.context == "reset" and epoch != self.position.epoch:
             order = torch.Generator().manual_seed(config.seed * 1_000_003 + self.position.epoch)
             batches = sentence_batches(self.corpus.train, config.num_streams * config.segment_length, order)
@@ -341,9 +333,8 @@ class _Trainer:
         if (folder / "checkpoint" / "state.safetensors").exists():
             self._restore(folder)
         else:
-            (folder / "journal.jsonl").unlink(
-                missing_ok=True
-            )  # of a run that died before its first checkpoint
+            # A run that died before its first checkpoint may have left one.
+            (folder / "journal.jsonl").unlink(missing_ok=True)
         write_run(folder, run)
 
     def _save(self) -> None:
@@ -408,8 +399,7 @@ def _refuse_another(folder: Path, old: Run, new: Run) -> None:
     for name, value in new.settings.items():
         if name != "epochs" and old.settings.get(name) != value:
             raise ConfigError(
-                f"{folder} was trained with {name}={old.settings.get(name)}, got {value}; "
-                f"choose another folder"
+                f"{folder} was trained with {name}={old.settings.get(name)}, got {value}; choose another folder"
             )
     if old.vocabulary != new.vocabulary:
         raise ConfigError(f"{folder} was trained with another vocabulary; choose another folder")

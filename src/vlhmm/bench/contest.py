@@ -63,19 +63,25 @@ def contest(entries: Entries, rounds: int, launch: Launch, timer: Timer) -> dict
             host.close()
 
 
-def climb(entry: tuple[str, dict[str, Any]], launch: Launch, timer: Timer) -> Figures:
-    """What a contestant said when it was ready, its steps until it gives up, and why it did."""
+def climb(entry: tuple[str, dict[str, Any]], seconds: float, launch: Launch, timer: Timer) -> Figures:
+    """What a contestant said when it was ready, its steps until it gives up or `seconds` are over, and why it ended."""
+    until = min(timer.deadline, time.monotonic() + seconds)
     host = launch(*entry)
     steps: list[Figures] = []
     try:
-        ready = host.ready(timer.deadline)
+        ready = host.ready(until)
         ended = ""
         while not ended:
-            answer = host.step(timer.deadline)
+            try:
+                answer = host.step(until)
+            except WorkerError as error:
+                if not steps:
+                    raise
+                answer = {"ended": str(error)}  # what it reached before stands
             ended = answer.get("ended", "")
             if not ended:
                 steps.append(answer)
-        return {**ready, "sizes": steps, "ended": ended, **host.finish(timer.deadline)}
+        return {**ready, "sizes": steps, "ended": ended}
     finally:
         host.close()
 

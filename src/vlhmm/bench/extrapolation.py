@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from vlhmm.bench.errors import WorkerError
+
 
 def operations(variant: str, num_states: int, tokens: int, vocab_size: int, width: int) -> float:
     """Operations in matrix products that grow with |Z|: logits, emissions and, if `dense`, the recursion."""
@@ -30,6 +32,8 @@ def at_size(climbed: dict[str, Any], variant: str, num_states: int, vocab_size: 
     if exact is not None:
         seconds = exact["seconds"]
     else:
+        if variant == "blocked" and len(climbed["sizes"]) < 2:  # most of its first size does not grow with |Z|
+            raise WorkerError("naive, blocked: it reached one size only, two are needed to extrapolate")
         wanted = operations(variant, num_states, tokens, vocab_size, width)
         seconds = extrapolated_seconds(climbed["sizes"], wanted)
     return {

@@ -122,6 +122,7 @@ class Naive:
             dense, blocked = (model.log_likelihood(batch.tokens, batch.lengths, v).item() for v in ("dense", "blocked"))
         difference = abs(dense - blocked) / text.num_tokens
         refuse_above("the naive log-likelihood of a token", difference, 1e-4)
+        self.timed(self.waiting[0], batch)  # warms up
         return {
             "check": {"log_likelihood": difference},
             "tokens": int(self.batch.lengths.sum()),
@@ -140,10 +141,10 @@ class Naive:
         if memory > self.limit_gb:
             return {"ended": f"{num_states} states need about {memory:.0f} GB, the limit is {self.limit_gb:.0f}"}
         left = settings["naive_seconds"] - (time.perf_counter() - self.began)
-        if self.done and extrapolated_seconds(self.done, wanted) > left:
+        if len(self.done) > 1 and extrapolated_seconds(self.done, wanted) > left:  # two are needed to extrapolate
             return {"ended": f"{num_states} states would take more than the {max(0, left):.0f} s left"}
         try:
-            seconds = self.timed(num_states)
+            seconds = self.timed(num_states, self.batch)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "memory" not in str(error):
                 raise
@@ -158,16 +159,13 @@ class Naive:
         self.done.append(found)
         return found
 
-    def timed(self, num_states: int) -> float:
+    def timed(self, num_states: int, batch: Batch) -> float:
+        """Seconds of one step of a fresh model."""
         model = self.model(num_states)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-        took = 0.0
-        for _ in range(1 if self.done else 2):  # the first size warms up
-            began = time.perf_counter()
-            optimizer.zero_grad(set_to_none=True)
-            loss = -model.log_likelihood(self.batch.tokens, self.batch.lengths, self.variant)
-            (loss / int(self.batch.lengths.sum())).backward()
-            clip_grad_norm_(model.parameters(), 5.0)
-            optimizer.step()
-            took = time.perf_counter() - began
-        return took
+        began = time.perf_counter()
+        loss = -model.log_likelihood(batch.tokens, batch.lengths, self.variant) / int(batch.lengths.sum())
+        loss.backward()
+        clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+        return time.perf_counter() - began

@@ -67,9 +67,7 @@ def duration(text: str) -> float:
     """Seconds of "90m", "1h30m", "45s" or "300"."""
     match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text.strip())
     if not match or not any(match.groups()):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no duration, expected one such as 90m, 2h, 1h30m or 45s"
-        )
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration, expected one such as 90m, 2h, 1h30m or 45s")
     hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return 3600.0 * hours + 60.0 * minutes + seconds
 
@@ -91,9 +89,7 @@ def run(args: argparse.Namespace) -> int:
     about = {"kind": args.kind, **about, "seconds": round(time.monotonic() - began, 2), "out": args.out}
     results = _measure(model, corpus)
     if args.format == "json":
-        measured = {
-            split: {r: report.to_dict() for r, report in rules.items()} for split, rules in results.items()
-        }
+        measured = {split: {r: report.to_dict() for r, report in rules.items()} for split, rules in results.items()}
         print(json.dumps({**about, "corpus": corpus.name, "results": measured}, ensure_ascii=False))
     else:
         sys.stdout.writelines(f"{line}\n" for line in _table(about, results))
@@ -111,9 +107,7 @@ def _refuse_foreign_options(args: argparse.Namespace) -> None:
     }[args.kind]
     for name in foreign:
         if getattr(args, name) is not None:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} means nothing to baseline {args.kind}; leave it out"
-            )
+            raise ConfigError(f"--{name.replace('_', '-')} means nothing to baseline {args.kind}; leave it out")
 
 
 def _read(args: argparse.Namespace) -> Corpus:
@@ -179,8 +173,7 @@ def _measure(model: LanguageModel, corpus: Corpus) -> dict[str, dict[str, Report
 
     texts = {"valid": corpus.valid} | ({} if corpus.test is None else {"test": corpus.test})
     return {
-        split: {rule: evaluate(model, text, rule=rule) for rule in ("reset", "carry")}
-        for split, text in texts.items()
+        split: {rule: evaluate(model, text, rule=rule) for rule in ("reset", "carry")} for split, text in texts.items()
     }
 
 

@@ -317,7 +317,7 @@ def legend(rows: Iterable[dict[str, Any]]) -> str:
             "evaluation batch of 16 x 32 tokens with its parameters made anew (the paper: on an RTX 2080)."
         )
     machines = {
-        f"{machine['processor']}, {machine['threads']} threads"
+        f"{machine['processor']}, {machine['threads']} thread{'s' * (machine['threads'] != 1)}"
         for values in rows
         if (machine := values.get("machine")) and {"processor", "threads"} <= machine.keys()
     }

@@ -163,7 +163,7 @@ def carry_out(
                 record,
                 epochs=round(seen.epoch, 4),
                 best_valid=seen.best,
-                wall_s=round(seen.seconds, 2),
+                wall_s=round(seen.seconds, 3),
                 progress=seen.progress,
                 parameters=parameters or record.parameters,
             )
@@ -177,7 +177,7 @@ def carry_out(
             record,
             parameters=trained.parameters,
             epochs=round(trained.epochs, 4),
-            wall_s=round(trained.seconds, 2),
+            wall_s=round(trained.seconds, 3),
             best_valid=trained.best_valid,
             progress=trained.progress,
             ended=now(),
