@@ -3,8 +3,7 @@
     python docs/console.py docs/queries.md runs/demo
 
 In every block marked `console` a line that begins with "$ " is a command; what follows it, up to the next
-command, is
-replaced by what it prints. `runs/demo` in a command stands for the run given here.
+command, is replaced by what it prints. `runs/demo` in a command stands for the run given here.
 """
 
 import os

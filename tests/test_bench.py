@@ -322,7 +322,7 @@ def test_a_worker_that_fails_or_is_late_is_one_line(tmp_path):
     failing = Process("scoring", settings(tmp_path, scoring_tokens=10, scoring_sample=1))
     late = Process("machine", {})
     try:
-        with pytest.raises(WorkerError, match="machine: the benchmark's time was up"):
+        with pytest.raises(WorkerError, match="machine: its time was up"):
             late.ready(time.monotonic())
         with pytest.raises(WorkerError, match="scoring: .*corpus.npz"):
             failing.ready(time.monotonic() + 50)

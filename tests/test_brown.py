@@ -485,14 +485,14 @@ def test_the_command_takes_a_file_before_a_corpus_of_its_name(text_file, tmp_pat
 
 @pytest.mark.skipif("VLHMM_DATA" not in os.environ, reason="needs the corpora: set VLHMM_DATA")
 def test_penn_treebank_beats_wcluster(capsys, tmp_path):
-    began = time.perf_counter()
+    began = time.process_time()  # of this process: others may keep the machine busy
     run_cluster("ptb", "--blocks", 128, "--format", "json", "--out", tmp_path / "paths")
     report = json.loads(capsys.readouterr().out)
     assert report["types"] == 10_000
     assert report["tokens"] == 929_589
     assert report["ami_bits"] >= 1.40  # wcluster: 1.383
     assert report["brown_ami_bits"] >= 1.37
-    assert time.perf_counter() - began < 30  # compilation included; 2 s without
+    assert time.process_time() - began < 30  # compilation included; 3 s without
     # the file alone, read back, gives the same figure
     words = [line.split("\t")[1] for line in (tmp_path / "paths").read_text().splitlines()]
     found = read_paths(tmp_path / "paths", words)

@@ -96,7 +96,7 @@ class Process:
         try:
             line = self.lines.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
-            raise WorkerError(f"{self.name}: the benchmark's time was up before it was measured") from None
+            raise WorkerError(f"{self.name}: its time was up before it was measured") from None
         if line is None:
             code = self.process.wait()
             ended = f"by signal {-code}" if code < 0 else f"with code {code}"
