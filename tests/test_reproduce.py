@@ -316,7 +316,7 @@ def test_the_command_tells_the_cost_runs_resumes_and_renders(cli, monkeypatch):
     assert not Path("runs").exists() and not Path("results").exists()
 
     code, out, err = cli("table1", "--only", "kn")
-    assert code == 0 and "1 of the runs are missing" in err and "toy/kn" in err and "9.0" in out
+    assert code == 0 and "1 run is missing" in err and "toy/kn" in err and "9.0" in out
     code, out, err = cli("table1", "--dry-run")
     assert (
         "toy/kn" not in out and "toy/lstm" in out and "in all" in out and "an estimate for two cores" in out

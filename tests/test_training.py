@@ -84,13 +84,13 @@ GRADIENT = [
         [*GRADIENT, "training.context=carry", "training.accumulate=3"],
         ["model.transition=softmax", "model.slot_code=0"],
         [*GRADIENT, "model.transition=softmax", "model.embedding=independent"],
-        ["model.parameterization=scalar", "training.rate=0.1"],
+        ["model.parameterization=scalar", "training.rate=0.1", "training.weight_decay=0"],
         ["training.optimizer=closed-form", "model.parameterization=scalar", "training.state_dropout=0", "training.smoothing=0.5"],
         ["training.optimizer=closed-form", "model.parameterization=scalar", "training.state_dropout=0", "training.smoothing=0.5",
          "model.transition=softmax"],
         ["model.constraint=uniform", "model.states_per_word=8", "model.transition=softmax", "model.embedding=independent",
          "training.epochs=20", "model.slot_code=0"],
-        ["training.em_tokens=700", "training.epochs=4", "training.average=0.9"],
+        ["training.em_tokens=700", "training.epochs=4", "training.average=0.9", "training.embedding_dropout=0.1"],
         ["training.batch=streams", "training.context=carry", "training.num_streams=8", "training.segment_length=100"],
         ["model.allocation=tokens", "model.num_states=64"],
     ],
@@ -208,7 +208,8 @@ def test_comes_within_two_percent_of_a_known_hmm():
     config = override(
         preset("tiny"),
         ["model.constraint=none", "model.num_blocks=1", "model.num_states=8", "training.epochs=80", "training.state_dropout=0",
-         "model.slot_code=0", "training.checks_per_epoch=0.1", "training.m_steps=3"],
+         "model.slot_code=0", "training.checks_per_epoch=0.1", "training.m_steps=3",
+            "training.weight_decay=0"],
     )  # fmt: skip
     import tempfile
 

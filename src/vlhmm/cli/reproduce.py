@@ -130,7 +130,7 @@ def train_missing(args: argparse.Namespace, tasks: list[Any], store: Any) -> int
     note = note_to(args.quiet)
     corpora = load_corpora(tasks, args.data_dir)
     limit = f"; this sitting ends after {clock(args.time_limit)}" if args.time_limit else ""
-    note(f"{len(tasks)} of the runs are missing{limit}")
+    note(f"{len(tasks)} {'run is' if len(tasks) == 1 else 'runs are'} missing{limit}")
     for line in cost_lines(told_costs(args, tasks, store)):
         note(f"  {line}")
     with interruptible() as stop_asked:

@@ -287,7 +287,7 @@ def text(rows: list[dict[str, Any]]) -> str:
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
         body = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
         parts.append("\n".join([CORPUS_TITLES.get(corpus, corpus), *body]))
-    return "\n\n".join([*parts, legend(rows).replace("**", "")]) + "\n"
+    return "\n\n".join([*parts, legend(rows, bold=False)]) + "\n"
 
 
 def columns_of(rows: list[dict[str, Any]]) -> list[Column]:
@@ -305,11 +305,11 @@ def pipes(rows: list[dict[str, Any]], columns: list[Column]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def legend(rows: Iterable[dict[str, Any]]) -> str:
+def legend(rows: Iterable[dict[str, Any]], bold: bool = True) -> str:
     """What the numbers are, and where they were made."""
     rows = list(rows)
     told = [LEGEND]
-    if any(values["status"] == "finished" for values in rows):
+    if bold and any(values["status"] == "finished" for values in rows):
         told.append("**Bold** is the rule the model was trained by and chosen under.")
     if any(values["table"] == "table2" for values in rows):
         told.append(

@@ -24,11 +24,15 @@ class ModelPotentials(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What state dropout left: slots of every block, and how many of them count; or the columns that may be entered."""
+    """What dropout left: slots of every block, and how many of them count; or the columns that may be entered.
+
+    `features` scales the coordinates of the kept states' embeddings: 0 where dropped, 1 / (1 - rate) elsewhere.
+    """
 
     slots: Int[Tensor, "block kept"] | None = None
     num_alive: Int[Tensor, " block"] | None = None
     columns: Bool[Tensor, " state"] | None = None
+    features: Float[Tensor, "block kept width"] | None = None
 
 
 class StateEmbedding(nn.Module):
@@ -188,15 +192,17 @@ class HMM(nn.Module):
         """log-potentials of the model with the kept states only; all of them without `kept`."""
         kept = kept or Kept()
         if not self.partition:
-            return self._overlapping_potentials(kept.columns)
+            return self._overlapping_potentials(kept)
         slots = kept.slots
         alive = kept.num_alive if kept.num_alive is not None else self.num_alive
         num_slots = self.states_of_group.shape[1] if slots is None else slots.shape[1]
         enterable = None
         if bool((alive < num_slots).any()):
             enterable = torch.arange(num_slots, device=alive.device)[None] < alive[:, None]
-        make = self._scalar_potentials if self.config.parameterization == "scalar" else self._neural_potentials
-        start, log_emission, transition = make(slots, enterable)
+        if self.config.parameterization == "scalar":
+            start, log_emission, transition = self._scalar_potentials(slots, enterable)
+        else:
+            start, log_emission, transition = self._neural_potentials(slots, enterable, kept.features)
         if enterable is not None:
             start = start.masked_fill(~enterable, -torch.inf)
         log_start = start.flatten().log_softmax(0).view_as(start)
@@ -207,8 +213,12 @@ class HMM(nn.Module):
         num_groups = len(self.group_sizes)
         return torch.arange(num_groups * num_slots, device=self.num_alive.device).view(num_groups, num_slots)
 
-    def _neural_potentials(self, slots: Tensor | None, enterable: Tensor | None) -> tuple[Tensor, Tensor, Transition]:
+    def _neural_potentials(
+        self, slots: Tensor | None, enterable: Tensor | None, features: Tensor | None
+    ) -> tuple[Tensor, Tensor, Transition]:
         embedding = self.embedding(slots)
+        if features is not None:
+            embedding = embedding * features
         if self.config.embedding == "factored":
             sides = {side: compose(embedding) for side, compose in self.compose.items()}
         else:
@@ -260,9 +270,12 @@ class HMM(nn.Module):
         log_block = block_logits.log_softmax(-1)
         return start, log_emission, BlockFactored(log_block, None, None, tile_logits, enterable)
 
-    def _overlapping_potentials(self, columns: Tensor | None) -> ModelPotentials:
+    def _overlapping_potentials(self, kept: Kept) -> ModelPotentials:
         """Uniform constraints: every word has its own subset of all states; dropped columns cannot be entered."""
+        columns = kept.columns
         embedding = self.embedding(None)[0]
+        if kept.features is not None:
+            embedding = embedding * kept.features[0]
         start = self.start_score(self.networks["start"](embedding))[..., 0]
         if columns is not None:
             start = start.masked_fill(~columns, -torch.inf)

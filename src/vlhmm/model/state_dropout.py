@@ -38,6 +38,11 @@ def sample_kept(
     return kept.to(num_alive.device), share.to(num_alive.device)
 
 
+def sample_features(shape: tuple[int, ...], dropout: float, generator: torch.Generator) -> Tensor:
+    """0 with probability `dropout`, else 1 / (1 - dropout), for every coordinate: its expectation is 1."""
+    return (torch.rand(shape, generator=generator) >= dropout).float() / (1 - dropout)
+
+
 def sample_columns(
     states_of_word: Int[Tensor, "word slot"], num_states: int, dropout: float, generator: torch.Generator
 ) -> Bool[Tensor, " state"]:

@@ -147,11 +147,17 @@ class Softmax:
         return out
 
     def expected_log_likelihood(
-        self, from_group: Groups, to_group: Groups, counts: TileCounts, value: bool = True
+        self,
+        from_group: Groups,
+        to_group: Groups,
+        counts: TileCounts,
+        value: bool = True,
+        tiles: TileCounts | None = None,
     ) -> Tensor:
         """sum_p sum_ij counts[p, i, j] log A[p, i, j]; its gradient streams over a few hundred rows at a time.
 
-        Without `value` the number itself is left out (it is 0), which saves a pass; the gradient is the same.
+        Without `value` the number itself is left out (it is 0), which saves a pass; the gradient is the same. Tiles that
+        are known already do not help here: the gradient needs whole rows.
         """
         if self.logits is not None:
             return self.scalar_log_likelihood(from_group, to_group, counts)
@@ -312,11 +318,17 @@ class BlockFactored:
         return out
 
     def expected_log_likelihood(
-        self, from_group: Groups, to_group: Groups, counts: TileCounts, value: bool = True
+        self,
+        from_group: Groups,
+        to_group: Groups,
+        counts: TileCounts,
+        value: bool = True,
+        tiles: TileCounts | None = None,
     ) -> Tensor:
         """sum_p sum_ij counts[p, i, j] log A[p, i, j]: a block part and a within-block part.
 
-        Without `value` the number of the second part is left out, which saves a pass; the gradient is the same.
+        Without `value` the number of the second part is left out, which saves a pass; the gradient is the same. So it is
+        with the `tiles` of these very pairs and parameters, where they are known already: they are not made again.
         """
         departures = counts.sum(-1)  # (P, K): expected moves from a state into a block
         block_part = (departures * self.log_block[from_group, :, to_group]).sum()
@@ -328,7 +340,7 @@ class BlockFactored:
             used = counts > 0
             return block_part + (counts[used] * scores.log_softmax(-1)[used]).sum()
         within = _TiledSoftmax.apply(
-            self.source, self.target, self.enterable, from_group, to_group, counts, departures, value
+            self.source, self.target, self, from_group, to_group, counts, departures, value, tiles
         )
         return block_part + within
 
@@ -350,26 +362,34 @@ class _TiledSoftmax(torch.autograd.Function):
     """sum counts * log softmax(u . v) within tiles, value and gradient in one pass, one source block at a time."""
 
     @staticmethod
-    def forward(ctx, source, target, enterable, from_group, to_group, counts, departures, with_value):
-        source, target = source.detach(), target.detach()
+    def forward(
+        ctx, source, target, transition: BlockFactored, from_group, to_group, counts, departures, with_value, known
+    ):
+        source, target, log_block = source.detach(), target.detach(), transition.log_block.detach()
         d_source, d_target = torch.zeros_like(source), torch.zeros_like(target)
         value = torch.zeros((), dtype=torch.float64, device=source.device)
-        allowed = columns_to_log(enterable, source.dtype)
+        allowed = columns_to_log(transition.enterable, source.dtype)
         widest = max((last - first for _, first, last in runs(from_group)), default=0)
         buffer = counts.new_empty(widest, *counts.shape[1:])
         for group, first, last in runs(from_group):
             to, tiles = to_group[first:last], counts[first:last]
             entered = target[to]  # (n, K, w)
-            scores = torch.matmul(source[group], entered.transpose(1, 2), out=buffer[: last - first])
-            if allowed is not None:
-                scores += allowed[to][:, None]
-            if with_value:
-                normalizer = scores.logsumexp(-1)
-                used = tiles > 0
-                value += (tiles[used] * scores[used]).sum(dtype=torch.float64)
-                value -= (departures[first:last] * normalizer).sum(dtype=torch.float64)
-            torch.softmax(scores, -1, out=scores)
-            scores *= -departures[first:last, :, None]
+            scores = buffer[: last - first]
+            weight = -departures[first:last]
+            if known is not None and not with_value:
+                # a tile is p(block | z) p(z' | z, block): the second factor is what the softmax would give
+                into_block = log_block[group, :, to].exp().t().clamp(min=torch.finfo(scores.dtype).tiny)
+                torch.mul(known[first:last], (weight / into_block)[..., None], out=scores)
+            else:
+                torch.matmul(source[group], entered.transpose(1, 2), out=scores)
+                if allowed is not None:
+                    scores += allowed[to][:, None]
+                if with_value:
+                    used = tiles > 0
+                    value += (tiles[used] * scores[used]).sum(dtype=torch.float64)
+                    value += (weight * scores.logsumexp(-1)).sum(dtype=torch.float64)
+                torch.softmax(scores, -1, out=scores)
+                scores *= weight[..., None]
             scores += tiles  # d(expected log-likelihood) / d(logit)
             d_source[group] = torch.bmm(scores, entered).sum(0)
             d_target.index_add_(0, to, torch.matmul(scores.transpose(1, 2), source[group]))
@@ -379,7 +399,7 @@ class _TiledSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         d_source, d_target = ctx.saved_tensors
-        return gradients[0] * d_source, gradients[0] * d_target, None, None, None, None, None, None
+        return gradients[0] * d_source, gradients[0] * d_target, None, None, None, None, None, None, None
 
 
 Transition = Softmax | BlockFactored

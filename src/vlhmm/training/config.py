@@ -16,6 +16,7 @@ class TrainingConfig:
     method: Literal["gradient", "em"] = "gradient"  # em: counts of `em_tokens`, then `m_steps` optimizer steps
     context: Literal["reset", "carry"] = "reset"  # one rule, for training and evaluation
     state_dropout: float = 0.5  # λ
+    embedding_dropout: float = 0.0  # of single coordinates of the states' embeddings
     batch: Literal["streams", "sentences"] = "streams"
     num_streams: int = 16
     segment_length: int = 32
@@ -56,8 +57,9 @@ class TrainingConfig:
                 raise ConfigError(f"{name}={getattr(self, name)} must be above 0")
         if not 0 <= self.state_dropout < 1:
             raise ConfigError(f"state_dropout={self.state_dropout} must lie in [0, 1): 1 would keep no state")
-        if not 0 <= self.average < 1:
-            raise ConfigError(f"average={self.average} must lie in [0, 1)")
+        for name in ("average", "embedding_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must lie in [0, 1)")
         if self.em_tokens is not None and self.em_tokens < 1:
             raise ConfigError(f"em_tokens={self.em_tokens} must be at least 1, or none for the whole text")
         if self.method == "gradient" and self.optimizer == "closed-form":
@@ -79,3 +81,5 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.training.optimizer == "closed-form" and self.model.parameterization != "scalar":
             raise ConfigError("optimizer=closed-form sets free parameters; it needs model.parameterization=scalar")
+        if self.training.embedding_dropout and self.model.parameterization == "scalar":
+            raise ConfigError("embedding_dropout needs embeddings; it does not go with model.parameterization=scalar")

@@ -36,6 +36,7 @@ class Expectation(NamedTuple):
     log_likelihood: float
     tokens: int
     carry: Carry | None
+    tiles: Tensor  # the transition tiles of the pairs under the parameters of this E-step
 
 
 class Buffers:
@@ -124,18 +125,21 @@ def expectation(
         total += passed.log_scale.sum().item()
         carry = last_carry(passed.alpha, chain.start_of, chain.lengths, carry)
     counts = inference.finish_counts(counts, table)
-    return Expectation(counts, prepared.pairs, total, prepared.tokens, carry)
+    return Expectation(counts, prepared.pairs, total, prepared.tokens, carry, tiles)
 
 
-def expected_log_likelihood(potentials: ModelPotentials, counts: Counts, pairs: Pairs, value: bool = True) -> Tensor:
+def expected_log_likelihood(
+    potentials: ModelPotentials, counts: Counts, pairs: Pairs, value: bool = True, tiles: Tensor | None = None
+) -> Tensor:
     """sum over all counts of count * log-potential, differentiable in the parameters.
 
-    Without `value` the transitions' part of the number is left out, but not of the gradient: a pass less.
+    Without `value` the transitions' part of the number is left out, but not of the gradient: a pass less. `tiles` are
+    those of the E-step, if the parameters have not changed since.
     """
 
     def dot(count: Tensor, log_table: Tensor) -> Tensor:
         # a state that cannot be entered has log-probability -inf and no counts
         return (count * log_table.clamp(min=torch.finfo(log_table.dtype).min)).sum()
 
-    moves = potentials.transition.expected_log_likelihood(*pairs, counts.tiles, value)
+    moves = potentials.transition.expected_log_likelihood(*pairs, counts.tiles, value, tiles)
     return dot(counts.start, potentials.log_start) + dot(counts.emission, potentials.log_emission) + moves

@@ -26,7 +26,7 @@ from vlhmm.evaluation.perplexity import evaluate, perplexity
 from vlhmm.model.chains import Carry
 from vlhmm.model.hmm import HMM, Kept
 from vlhmm.model.language_model import DEFAULT_MEMORY, HMMLanguageModel
-from vlhmm.model.state_dropout import sample_columns, sample_kept
+from vlhmm.model.state_dropout import sample_columns, sample_features, sample_kept
 from vlhmm.model.tables import Tables
 from vlhmm.training.closed_form import maximize
 from vlhmm.training.config import RunConfig, TrainingConfig
@@ -139,16 +139,21 @@ class Trainer:
         return steps[min(index, len(steps) - 1)]
 
     def kept(self) -> Kept:
-        """The states this step keeps."""
-        dropout = self.settings.state_dropout
-        if dropout == 0:
-            return Kept()
+        """The states this step keeps, and the coordinates of their embeddings."""
+        kept, dropout = Kept(), self.settings.state_dropout
         generator = generator_for(self.settings.seed, "dropout", self.step)
-        if not self.blocks.partition:
+        if dropout and not self.blocks.partition:
             columns = sample_columns(self.hmm.states_of_group, self.blocks.num_states, dropout, generator)
-            return Kept(columns=columns.to(self.device))
-        slots, alive = sample_kept(self.hmm.num_alive, self.blocks.states_per_group, dropout, generator)
-        return Kept(slots=slots, num_alive=alive)
+            kept = Kept(columns=columns.to(self.device))
+        elif dropout:
+            slots, alive = sample_kept(self.hmm.num_alive, self.blocks.states_per_group, dropout, generator)
+            kept = Kept(slots=slots, num_alive=alive)
+        if self.settings.embedding_dropout:
+            blocks, states = self.hmm.embedding.state.shape[:2]
+            shape = (blocks, states if kept.slots is None else kept.slots.shape[1], self.config.model.hidden_size)
+            features = sample_features(shape, self.settings.embedding_dropout, generator)
+            kept = kept._replace(features=features.to(self.device))
+        return kept
 
     def prepared(self, batches: list[Batch], carry_group: Tensor | None) -> Prepared:
         if self._prepared is not None and self._prepared[0] == id(batches):
@@ -182,7 +187,10 @@ class Trainer:
             for m_step in range(self.settings.m_steps if self.settings.method == "em" else 1):
                 if m_step:
                     potentials = self.hmm.potentials(kept)
-                gained = expected_log_likelihood(potentials, expected.counts, expected.pairs, value=False)
+                tiles = expected.tiles if m_step == 0 else None  # later steps have moved the parameters
+                gained = expected_log_likelihood(
+                    potentials, expected.counts, expected.pairs, value=False, tiles=tiles
+                )
                 loss = -gained / expected.tokens
                 self.optimizer.zero_grad(set_to_none=True)
                 loss.backward()
