@@ -107,6 +107,10 @@ def test_entropy_rate_of_a_chain_with_a_closed_form():
     assert abs(found.value - rate) < 4 * found.standard_error + 0.005
     with pytest.raises(QueryError, match="at least 2"):
         entropy_rate(model, num_streams=1)
+    # the standard error is what repeated estimates scatter by
+    several = [entropy_rate(model, num_streams=16, num_tokens=20, seed=seed) for seed in range(60)]
+    scatter = np.std([estimate.value for estimate in several], ddof=1)
+    assert 0.6 < scatter / np.mean([estimate.standard_error for estimate in several]) < 1.6
 
 
 def test_predictions_are_next_words():

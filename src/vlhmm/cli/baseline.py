@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from vlhmm.cli.common import duration
 
 if TYPE_CHECKING:
     from vlhmm.data.corpora import Corpus
@@ -61,15 +62,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add("--quiet", action="store_true", help="no progress")
     parser.set_defaults(run=run)
     return parser
-
-
-def duration(text: str) -> float:
-    """Seconds of "90m", "1h30m", "45s" or "300"."""
-    match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text.strip())
-    if not match or not any(match.groups()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration, expected one such as 90m, 2h, 1h30m or 45s")
-    hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return 3600.0 * hours + 60.0 * minutes + seconds
 
 
 def run(args: argparse.Namespace) -> int:

@@ -23,8 +23,8 @@ examples:
 
 Usage is the share of tokens that the model itself, writing without end, would emit from a state: the stationary
 distribution of its chain. Under the context rule reset a fresh start follows every <eos>, and shares, predecessors and
-successors count it. It is found once for a model, which takes a minute or so at 2^15 states, and kept in
-RUN/usage.safetensors. Entropies are in nats.
+successors count it. It is found once for a model, which takes a second at 2^13 states and up to a minute at 2^15 (with
+4.3 GB of memory; several minutes with less, see --memory), and kept in RUN/usage.safetensors. Entropies are in nats.
 """
 
 

@@ -129,10 +129,7 @@ def _arrivals(process: Process, ids: list[int]) -> Tensor:
         row = process.emission(ids[t]) * beta
         rows[t] = row / row.max() if row.max() > 0 else row
         if t > 0:
-            if process.restarts(ids[t - 1]):
-                beta = torch.ones_like(beta) * (rows[t] * process.start_at(ids[t])).sum()
-            else:
-                beta = process.edge(ids[t - 1], ids[t]) @ rows[t]
+            beta = process.edge(ids[t - 1], ids[t]) @ rows[t]
     return rows
 
 

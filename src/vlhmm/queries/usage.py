@@ -103,7 +103,8 @@ def _product(tables: Tables, memory: int) -> Callable[[Tensor], Tensor]:
     """alpha -> alpha A for one float64 vector, summed in float64 over runs of rows.
 
     `Tables.advance` on float32 is off by more than the tolerance at 2^15 states, and on float64 it copies all of A.
-    The rows are kept where A fits the memory: making them costs fifty times as much as reading them.
+    The rows are kept where A fits the memory: making them costs ten times as much as reading them, and more for
+    the softmax.
     """
     keeps = tables.num_states**2 * tables.emission.element_size() <= memory
     held: dict[int, Tensor] = {}
