@@ -43,9 +43,17 @@ def test_imports_point_down():
     ("before", "after", "broken"),
     [
         ("    cli\n    experiments\n", "    experiments\n    cli\n", "vlhmm.cli is not allowed to import"),
-        ("    model\n    inference | blocks\n", "    model | inference | blocks\n", "vlhmm.model is not allowed to import"),
+        (
+            "    model\n    inference | blocks\n",
+            "    model | inference | blocks\n",
+            "vlhmm.model is not allowed to import",
+        ),
         ("    bench\n", "", "vlhmm.bench"),  # a room without a place
-        ("    vlhmm.blocks\n    vlhmm.config\n", "    vlhmm.inference\n", "vlhmm.inference is not allowed to import torch"),
+        (
+            "    vlhmm.blocks\n    vlhmm.config\n",
+            "    vlhmm.inference\n",
+            "vlhmm.inference is not allowed to import torch",
+        ),
     ],
 )
 def test_the_proof_can_fail(tmp_path, before, after, broken):

@@ -92,7 +92,9 @@ def blocks_agree(listed, expected, model):
     assert {entry.block: entry.probability for entry in listed} == pytest.approx(dict(enumerate(by_block)), **NEAR)
     in_order(listed)
     for entry in listed:
-        members = [w for w, g in zip(VOCABULARY.words, model.tables.blocks.group_of_word, strict=True) if g == entry.block]
+        members = [
+            w for w, g in zip(VOCABULARY.words, model.tables.blocks.group_of_word, strict=True) if g == entry.block
+        ]
         assert sorted(entry.words) == sorted(members)[:WORDS_SHOWN] or len(members) > WORDS_SHOWN
 
 
@@ -215,7 +217,9 @@ def test_word_views_agree_with_the_joint_table(kind, rule):
         assert view.frequency_rank == 1 + (frequency > frequency[x] + 1e-9).sum()
         share = given(u * emission[:, x])
         assert view.num_states == (share > 0).sum()
-        assert {s.state: s.share for s in view.states} == pytest.approx({z: p for z, p in enumerate(share) if p > 0}, **NEAR)
+        assert {s.state: s.share for s in view.states} == pytest.approx(
+            {z: p for z, p in enumerate(share) if p > 0}, **NEAR
+        )
         assert view.entropy == pytest.approx(entropy(share), **NEAR)
         words_agree(view.next_words, given(joint[:, x].sum((0, 1))))
         words_agree(view.previous_words, given(joint[..., x].sum((0, 2))))
@@ -223,7 +227,9 @@ def test_word_views_agree_with_the_joint_table(kind, rule):
             assert s.probability == pytest.approx(emission[s.state, x], **NEAR)
             after, before = given(joint[s.state, x].sum(0)), given(joint[:, :, s.state, x].sum(0))
             for listed, expected in ((s.next_words, after), (s.previous_words, before)):
-                assert [entry.probability for entry in listed] == pytest.approx(sorted(expected)[::-1][:WORDS_SHOWN], **NEAR)
+                assert [entry.probability for entry in listed] == pytest.approx(
+                    sorted(expected)[::-1][:WORDS_SHOWN], **NEAR
+                )
                 assert all(expected[VOCABULARY.id_of[e.word]] == pytest.approx(e.probability, **NEAR) for e in listed)
 
 

@@ -108,7 +108,7 @@ def test_entropy_rate_of_a_chain_with_a_closed_form():
     with pytest.raises(QueryError, match="at least 2"):
         entropy_rate(model, num_streams=1)
     # the standard error is what repeated estimates scatter by
-    several = [entropy_rate(model, num_streams=16, num_tokens=20, seed=seed) for seed in range(60)]
+    several = [entropy_rate(model, num_streams=8, num_tokens=10, seed=seed) for seed in range(40)]
     scatter = np.std([estimate.value for estimate in several], ddof=1)
     assert 0.6 < scatter / np.mean([estimate.standard_error for estimate in several]) < 1.6
 

@@ -8,7 +8,6 @@ from vlhmm.blocks.assignments import frequency_blocks
 from vlhmm.blocks.bigrams import average_mutual_information, count_bigrams
 from vlhmm.blocks.brown import brown_clusters
 from vlhmm.blocks.clustering import ClusteringResult, cluster_words
-from vlhmm.blocks.exchange import exchange
 from vlhmm.blocks.paths import WordPaths, read_paths, write_paths
 from vlhmm.blocks.structure import Blocks, allocate_states, share_states
 
@@ -21,7 +20,6 @@ __all__ = [
     "brown_clusters",
     "cluster_words",
     "count_bigrams",
-    "exchange",
     "frequency_blocks",
     "read_paths",
     "share_states",

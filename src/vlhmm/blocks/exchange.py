@@ -26,9 +26,7 @@ class ExchangeResult(NamedTuple):
 
     block_of_word: np.ndarray  # (V,) words the text does not hold keep what they had
     gain_bits: np.ndarray  # (sweeps made,) AMI won by each sweep
-    num_moves: (
-        np.ndarray
-    )  # (sweeps made,) words moved by each; a last 0 says that no single move gains any more
+    num_moves: np.ndarray  # (sweeps made,) words moved by each; a last 0: no single move gains any more
 
 
 def exchange(

@@ -35,7 +35,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "What a state, a word or a block of a trained model stands for: words, neighbours, usage, entropy.", EPILOG,
     )  # fmt: skip
     parser.add_argument("run_folder", metavar="RUN", help="a run of vlhmm train")
-    parser.add_argument("kind", metavar="state|word|block", nargs="?", choices=("state", "word", "block"), help="what is asked for")
+    parser.add_argument(
+        "kind", metavar="state|word|block", nargs="?", choices=("state", "word", "block"), help="what is asked for"
+    )
     parser.add_argument("subject", metavar="N|W|M", nargs="?", help="a state's number, a word, a block's number")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="entries of every list (default: 10)")
     add_format(parser)
@@ -165,12 +167,16 @@ def summary_text(v: dict[str, Any]) -> str:
         even = v["num_blocks"] * v["states_per_block"] == v["num_states"]
         blocks = f" in {v['num_blocks']:,} blocks of {'' if even else 'up to '}{v['states_per_block']:,}"
     lines = [
-        f"{v['run']}: {v['num_states']:,} states{blocks}, {v['vocabulary_size']:,} words, {v['parameters']:,} parameters",
-        f"{v['transition']} transitions, {v['parameterization']} parameters, constraint {v['constraint']}, context {v['context']}",
+        f"{v['run']}: {v['num_states']:,} states{blocks}, {v['vocabulary_size']:,} words, "
+        f"{v['parameters']:,} parameters",
+        f"{v['transition']} transitions, {v['parameterization']} parameters, constraint {v['constraint']}, "
+        f"context {v['context']}",
         f"usage: as if {v['used_states']:,.1f} states were used equally; half of all tokens come from "
         f"{v['half_of_tokens']:,} states, nine tenths from {v['most_of_tokens']:,}{unsettled(v)}",
     ]
-    return "\n".join([*lines, *listed("most used states", v["states"]), *listed("blocks with most tokens", v["blocks"])])
+    return "\n".join(
+        [*lines, *listed("most used states", v["states"]), *listed("blocks with most tokens", v["blocks"])]
+    )
 
 
 def state_text(v: dict[str, Any]) -> str:
@@ -207,9 +213,10 @@ def word_text(v: dict[str, Any]) -> str:
 def block_text(v: dict[str, Any]) -> str:
     """A block."""
     lines = [
-        f"block {v['block']}  {v['num_words']:,} words, {v['num_states']:,} states, as if {v['used_states']:,.1f} of them "
-        "were used equally",
-        f"usage {v['usage']:.3g} of all tokens (rank {v['usage_rank']:,}){unsettled(v)}, entropy of its words {spread(v['entropy'])}",
+        f"block {v['block']}  {v['num_words']:,} words, {v['num_states']:,} states, "
+        f"as if {v['used_states']:,.1f} of them were used equally",
+        f"usage {v['usage']:.3g} of all tokens (rank {v['usage_rank']:,}){unsettled(v)}, "
+        f"entropy of its words {spread(v['entropy'])}",
         *listed("words", v["words"]),
         *listed("its most used states", v["states"]),
         *around(v, "block"),

@@ -49,11 +49,11 @@ class StateEmbedding(nn.Module):
             self.block = nn.Parameter(torch.empty(num_blocks, 1, size))
             self.slot = nn.Parameter(torch.empty(states_per_block, size))
 
-    def initialize(self, generator: torch.Generator) -> None:
+    def initialize(self, generator: torch.Generator, scale: float) -> None:
         """Kaiming uniform, as the paper; additive parts are scaled so that a block's states first learn together."""
         if self.kind == "additive":
             for table, deviation in ((self.block, 1.0), (self.slot, 0.5), (self.state, 0.3)):
-                nn.init.normal_(table, std=deviation, generator=generator)
+                nn.init.normal_(table, std=deviation * scale, generator=generator)
             return
         for table in self.parameters():
             kaiming_(table, generator)
@@ -141,7 +141,8 @@ class HMM(nn.Module):
                 kaiming_(module.weight, generator)
                 bound = 1 / math.sqrt(module.in_features)
                 nn.init.uniform_(module.bias, -bound, bound, generator=generator)
-        self.embedding.initialize(generator)
+        # embeddings are the raw target side of a softmax over all states: its first logits must be about 1, not 16
+        self.embedding.initialize(generator, 1.0 if factored else 1 / math.sqrt(size))
         if factored:
             self._calm(generator)
 

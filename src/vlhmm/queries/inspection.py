@@ -219,11 +219,7 @@ class Inspector:
         each[0] = share
         each[torch.arange(1, len(slots) + 1), slots] = 1
         fresh = self.rule == "reset" and index == self.vocabulary.eos
-        ahead = (
-            self.start.expand(len(each), -1)
-            if fresh
-            else self.tables.advance_from(self._groups(group, each), each)
-        )
+        ahead = self.start.expand(len(each), -1) if fresh else self.tables.advance_from(self._groups(group, each), each)
         words_ahead = self.tables.emit(ahead.contiguous())
         each[0] = emitted
         _, words_behind = self._behind(group, each)
@@ -274,10 +270,7 @@ class Inspector:
             num_words=len(words),
             words=[WordShare(self.vocabulary.words[words[i]], p) for i, p in largest(frequency, top)],
             entropy=entropy(frequency),
-            states=[
-                StateShare(int(states[k]), p, self._top_words(int(states[k])))
-                for k, p in largest(within, top)
-            ],
+            states=[StateShare(int(states[k]), p, self._top_words(int(states[k]))) for k, p in largest(within, top)],
             next_words=self._words(self.tables.emit(ahead[None])[0], top),
             next_states=self._states(ahead, top),
             next_blocks=self._blocks(ahead, top),
@@ -407,17 +400,13 @@ def check_state(blocks: Any, state: int) -> None:
         alive = int(blocks.num_alive[block])
         if slot >= alive:
             first = block * blocks.states_per_group
-            raise QueryError(
-                f"no state {state}: block {block} has the states {first} to {first + alive - 1} only"
-            )
+            raise QueryError(f"no state {state}: block {block} has the states {first} to {first + alive - 1} only")
 
 
 def check_block(blocks: Any, block: int) -> None:
     """Nothing, or a QueryError where the model has no such block."""
     if not blocks.partition:
-        raise QueryError(
-            "the model has no blocks: every word has its own set of states; ask for a word or a state"
-        )
+        raise QueryError("the model has no blocks: every word has its own set of states; ask for a word or a state")
     if not 0 <= block < blocks.num_groups:
         raise QueryError(f"no block {block}: the model's blocks are 0 to {blocks.num_groups - 1}")
 

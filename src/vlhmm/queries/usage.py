@@ -27,9 +27,7 @@ from vlhmm.model.tables import Tables
 
 TOLERANCE = 1e-6  # |u P - u|_1 at which u counts as stationary
 MAX_ROUNDS = 200
-DEFAULT_MEMORY = (
-    6 << 30
-)  # bytes of A that may be kept from round to round, if half of the free memory allows it
+DEFAULT_MEMORY = 6 << 30  # bytes of A that may be kept from round to round, if half of the free memory allows it
 CACHE_NAME = "usage.safetensors"
 _MIXED = 5  # rounds that the next guess is combined from
 _KEYED_BY = ("model.safetensors", "config.json", "blocks.tsv")
