@@ -175,10 +175,12 @@ def given_blocks(args: argparse.Namespace, config: Any, corpus: Any) -> Any:
     if not args.paths:
         return None
     from vlhmm.blocks import read_paths
+    from vlhmm.data import EOS
     from vlhmm.errors import ConfigError
     from vlhmm.training.make_blocks import partition
 
-    read = read_paths(args.paths, corpus.vocabulary.words)
+    # wcluster knows no <eos>: where the file has none, it gets a block of its own
+    read = read_paths(args.paths, corpus.vocabulary.words, own_block=(EOS,))
     if read.num_blocks != config.model.num_blocks:
         raise ConfigError(
             f"{args.paths} has {read.num_blocks} blocks, the model {config.model.num_blocks}; add --blocks {read.num_blocks}"

@@ -55,12 +55,12 @@ def demo() -> RunConfig:
 
 def em_ptb() -> RunConfig:
     """2^15 states in 256 blocks on Penn Treebank by generalized EM"""
-    return em(2**15, 256, 350)
+    return em(2**15, 256, 220, embedding_dropout=0.25)
 
 
 def em_wikitext_2() -> RunConfig:
     """2^15 states in 256 blocks on WikiText-2 by generalized EM"""
-    return em(2**15, 256, 300)
+    return em(2**15, 256, 220, embedding_dropout=0.25)
 
 
 def paper_ptb() -> RunConfig:
