@@ -22,7 +22,12 @@ def main(out: str, *curves: str) -> None:
     for curve in curves:
         name, _, path = curve.partition("=")
         axes.plot(*checks(path), marker=".", label=name)
-    axes.set(xlabel="minutes of wall time on one core", ylabel="valid perplexity", yscale="log", title="Penn Treebank, sentence-level")
+    axes.set(
+        xlabel="minutes of wall time on one core",
+        ylabel="valid perplexity",
+        yscale="log",
+        title="Penn Treebank, sentence-level",
+    )
     ticks = [140, 150, 160, 180, 200, 250, 300, 400]
     axes.set_yticks(ticks, map(str, ticks))
     axes.minorticks_off()

@@ -76,9 +76,7 @@ def test_no_constraint_is_one_block():
     seed=st.integers(0, 2**32),
     data=st.data(),
 )
-def test_uniform_gives_every_word_different_states_and_every_state_a_word(
-    vocab_size, states_per_word, seed, data
-):
+def test_uniform_gives_every_word_different_states_and_every_state_a_word(vocab_size, states_per_word, seed, data):
     num_states = data.draw(st.integers(states_per_word, vocab_size * states_per_word))
     blocks = Blocks.uniform(vocab_size, num_states, states_per_word, seed)
     assert blocks.states_of_group.shape == (vocab_size, states_per_word)

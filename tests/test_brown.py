@@ -282,9 +282,7 @@ def test_a_word_moves_to_the_best_class(text, data):
     bigrams = count_bigrams(tokens, vocab_size)
     table = _kernels.xlogx_table(len(tokens))
     order = np.array([word])
-    moved, gained = _kernels.exchange_words(
-        table, bigrams, order, classes, pairs, transposed, first, second, sizes
-    )
+    moved, gained = _kernels.exchange_words(table, bigrams, order, classes, pairs, transposed, first, second, sizes)
     options = [ami_by_hand(tokens, [*some[:word], block, *some[word + 1 :]]) for block in range(num_blocks)]
     best = options[some[word]] if alone else max(options)
     assert ami_by_hand(tokens, classes.tolist()) == pytest.approx(best, abs=TOLERANCE)
@@ -310,9 +308,7 @@ def test_exchange_ends_where_no_single_move_gains(text):
     result = exchange(bigrams, start, num_blocks, sweeps=100)
     classes = result.block_of_word.tolist()
     reached = ami_by_hand(tokens, classes)
-    assert reached - ami_by_hand(tokens, start.tolist()) == pytest.approx(
-        result.gain_bits.sum(), abs=TOLERANCE
-    )
+    assert reached - ami_by_hand(tokens, start.tolist()) == pytest.approx(result.gain_bits.sum(), abs=TOLERANCE)
     assert result.gain_bits.min() >= 0
     assert result.num_moves[-1] == 0
     sizes = collections.Counter(classes[word] for word in set(tokens.tolist()))

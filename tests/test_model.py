@@ -146,9 +146,7 @@ def test_expected_counts_give_the_gradient_of_the_marginal_likelihood(kind, drop
         for name, parameter, gradient in zip(names, hmm.parameters(), expected, strict=True):
             ours = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             theirs = torch.zeros_like(parameter) if gradient is None else gradient
-            assert_close(
-                ours, theirs, rtol=1e-8, atol=1e-10, msg=lambda m, name=name, s=shortcut: f"{name} {s}: {m}"
-            )
+            assert_close(ours, theirs, rtol=1e-8, atol=1e-10, msg=lambda m, name=name, s=shortcut: f"{name} {s}: {m}")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -40,9 +40,7 @@ def toy(tmp_path_factory) -> Corpus:
 def hmm_run(name: str = "toy-hmm", *changes: str, worth: int = 3, **about) -> Run:
     sizes = ("model.num_states=16", "model.num_blocks=4", "training.epochs=6", "training.checks_per_epoch=1")
     recipe = Hmm("tiny", (*sizes, *changes))
-    return Run(
-        name=name, corpus="toy", recipe=recipe, seconds_per_epoch=2.0, worth=worth, note="tiny", **about
-    )
+    return Run(name=name, corpus="toy", recipe=recipe, seconds_per_epoch=2.0, worth=worth, note="tiny", **about)
 
 
 def lstm_run(epochs: int = 2) -> Run:
@@ -53,9 +51,7 @@ def lstm_run(epochs: int = 2) -> Run:
 KN = Run(name="toy-kn", corpus="toy", recipe=KneserNey(3), seconds_per_epoch=0.1, worth=1)
 
 
-def toy_row(
-    name: str, run: Run | None, reported: paper.Reported | None = None, table: str = "table1", **more
-) -> Row:
+def toy_row(name: str, run: Run | None, reported: paper.Reported | None = None, table: str = "table1", **more) -> Row:
     return Row(table=table, corpus="toy", name=name, model=f"the {name}", run=run, reported=reported, **more)
 
 
@@ -264,9 +260,7 @@ def test_ablations_have_train_and_the_time_of_a_batch(toy, tmp_path):
     values = render.row_values(row, at.store, 0)
     assert 1 < values["train"] < values["valid"] * 1.5
     assert values["ms_per_batch"] >= values["ms_per_batch_cached"] > 0
-    assert f"| 115.0 / 134.0 / 40 | {values['train']:.1f} / {values['valid']:.1f} /" in render.markdown(
-        [values]
-    )
+    assert f"| 115.0 / 134.0 / 40 | {values['train']:.1f} / {values['valid']:.1f} /" in render.markdown([values])
 
 
 # ---- seeds and settings
@@ -318,9 +312,7 @@ def test_the_command_tells_the_cost_runs_resumes_and_renders(cli, monkeypatch):
     code, out, err = cli("table1", "--only", "kn")
     assert code == 0 and "1 run is missing" in err and "toy/kn" in err and "9.0" in out
     code, out, err = cli("table1", "--dry-run")
-    assert (
-        "toy/kn" not in out and "toy/lstm" in out and "in all" in out and "an estimate for two cores" in out
-    )
+    assert "toy/kn" not in out and "toy/lstm" in out and "in all" in out and "an estimate for two cores" in out
 
     code, out, err = cli("table1", "--format", "json", "--quiet")
     rows = json.loads(out)
@@ -334,26 +326,18 @@ def test_the_command_tells_the_cost_runs_resumes_and_renders(cli, monkeypatch):
     assert hmm["status"] == "finished" and hmm["context"] == "reset" and hmm["num_states"] == 16
     assert hmm["valid"] == hmm["valid_reset"] and hmm["test"] == hmm["test_reset"] and hmm["test_carry"] > 1
     assert (
-        by_name["toy/lstm"]["context"] == "carry"
-        and by_name["toy/lstm"]["test"] == by_name["toy/lstm"]["test_carry"]
+        by_name["toy/lstm"]["context"] == "carry" and by_name["toy/lstm"]["test"] == by_name["toy/lstm"]["test_carry"]
     )
 
     assert cli("table1", "--dry-run")[1] == "nothing is missing\n"
-    monkeypatch.setattr(
-        vlhmm.data, "load_corpus", lambda name, data_dir: pytest.fail("no text is needed to render")
-    )
+    monkeypatch.setattr(vlhmm.data, "load_corpus", lambda name, data_dir: pytest.fail("no text is needed to render"))
     code, out, _ = cli("table1", "--format", "markdown")
     assert code == 0 and "| the hmm | 16 |" in out and "12.0 / 11.0" in out and "cited: Somebody 2020" in out
-    assert (
-        f"**{hmm['valid']:.1f} / {hmm['test']:.1f}**" in out
-        and "`vlhmm reproduce table1 --only toy/hmm`" in out
-    )
+    assert f"**{hmm['valid']:.1f} / {hmm['test']:.1f}**" in out and "`vlhmm reproduce table1 --only toy/hmm`" in out
 
 
 def test_an_interrupt_ends_with_130_and_a_record(cli, monkeypatch):
-    monkeypatch.setattr(
-        "vlhmm.experiments.reproduce.train", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt)
-    )
+    monkeypatch.setattr("vlhmm.experiments.reproduce.train", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
     code, _, err = cli("table1", "--only", "hmm")
     assert code == 130 and "interrupted" in err
     assert Store("results").get("toy-hmm", 0).status == "unfinished"
@@ -379,9 +363,7 @@ def test_without_the_data_one_line_says_where_to_put_it(cli, tmp_path, monkeypat
     (tmp_path / "nothing").mkdir()
     monkeypatch.setenv("VLHMM_DATA", str(tmp_path / "nothing"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(
-        corpora, "_fetch", lambda url: (_ for _ in ()).throw(corpora._NotAsExpected("no network"))
-    )
+    monkeypatch.setattr(corpora, "_fetch", lambda url: (_ for _ in ()).throw(corpora._NotAsExpected("no network")))
     code, out, err = cli("table1", "--quiet")
     assert code == 2 and out == "" and err.count("\n") == 1
     assert "VLHMM_DATA" in err and "ptb.train.txt" in err and "--only wikitext-2" in err
@@ -405,9 +387,7 @@ def test_documents_are_filled_between_their_markers(cli):
     Path("README.md").write_text("<!-- vlhmm reproduce table1 short -->\n<!-- end -->\n")
     cli("table1", "--only", "kn", "--write-docs", "--quiet")
     text = Path("docs/reproduction.md").read_text()
-    assert text.startswith("before\n<!-- vlhmm reproduce table1 -->\n\n|") and text.endswith(
-        "<!-- end -->\nafter\n"
-    )
+    assert text.startswith("before\n<!-- vlhmm reproduce table1 -->\n\n|") and text.endswith("<!-- end -->\nafter\n")
     assert "yesterday" not in text and "| the hmm |" in text and "not run yet" in text and "<details>" in text
     assert "| the kn |" in Path("README.md").read_text() and "<details>" not in Path("README.md").read_text()
     cli("table1", "--render", "--write-docs")

@@ -354,7 +354,8 @@ def test_every_preset_is_a_valid_configuration(name):
         (["training.epochs=many"], "takes a number"),
         (["model.transition=flat"], "no value of model.transition"),
         (["training.context=carry"], "needs batch=streams"),
-        (["training.optimizer=closed-form"], "parameterization=scalar"),
+        (["training.optimizer=closed-form", "training.state_dropout=0"], "parameterization=scalar"),
+        (["training.optimizer=closed-form", "model.parameterization=scalar"], "needs state_dropout=0"),
         (["nonsense"], "name=value"),
     ],
 )

@@ -14,7 +14,12 @@ from typing import Any, Protocol
 from vlhmm.bench.errors import ExactnessError, WorkerError
 
 # What `vlhmm` sets for itself before torch is loaded: idle threads sleep, freed memory is kept.
-ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1"}
+ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "passive",
+    "GOMP_SPINCOUNT": "20000",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "-1",
+}
 
 
 class Host(Protocol):

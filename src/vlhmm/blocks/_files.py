@@ -17,9 +17,7 @@ def numbered_lines(path: str | Path) -> list[tuple[int, str]]:
         try:
             lines.append((number, raw.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\r")))
         except UnicodeDecodeError:
-            raise DataError(
-                f"{display_name(path)}, line {number}: not UTF-8; convert the file to UTF-8"
-            ) from None
+            raise DataError(f"{display_name(path)}, line {number}: not UTF-8; convert the file to UTF-8") from None
     return lines
 
 

@@ -81,13 +81,7 @@ def _xlogx(table, n):
 def _square(table, pairs, i, j):
     """What the four counts among i and j change by when the two become one."""
     a, b, c, d = pairs[i, i], pairs[i, j], pairs[j, i], pairs[j, j]
-    return (
-        _xlogx(table, a + b + c + d)
-        - _xlogx(table, a)
-        - _xlogx(table, b)
-        - _xlogx(table, c)
-        - _xlogx(table, d)
-    )
+    return _xlogx(table, a + b + c + d) - _xlogx(table, a) - _xlogx(table, b) - _xlogx(table, c) - _xlogx(table, d)
 
 
 @kernel

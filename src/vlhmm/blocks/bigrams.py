@@ -46,9 +46,7 @@ def check_tokens(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
         raise DataError("the text has no tokens; word classes need at least one")
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         wrong = tokens[(tokens < 0) | (tokens >= vocab_size)][0]
-        raise DataError(
-            f"token {wrong} is not a word id of a vocabulary of {vocab_size} (0 to {vocab_size - 1})"
-        )
+        raise DataError(f"token {wrong} is not a word id of a vocabulary of {vocab_size} (0 to {vocab_size - 1})")
     return tokens.astype(np.int64)
 
 
@@ -94,9 +92,7 @@ def average_mutual_information(tokens: np.ndarray, block_of_word: np.ndarray, nu
     first, second = joint.sum(axis=1), joint.sum(axis=0)
     i, j = np.nonzero(joint)
     seen = joint[i, j]
-    return float(
-        np.sum(seen * (np.log2(seen) + np.log2(total) - np.log2(first[i]) - np.log2(second[j]))) / total
-    )
+    return float(np.sum(seen * (np.log2(seen) + np.log2(total) - np.log2(first[i]) - np.log2(second[j]))) / total)
 
 
 def _starts(sorted_by: np.ndarray, vocab_size: int) -> np.ndarray:

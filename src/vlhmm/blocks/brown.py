@@ -83,9 +83,7 @@ def merge_words(bigrams: Bigrams, num_blocks: int, progress: Progress | None = N
     empty_slot = 0
     for start in range(0, len(order), WORDS_PER_REPORT):
         stop = min(start + WORDS_PER_REPORT, len(order))
-        empty_slot = add_words(
-            table, window, members, bigrams, order, start, stop, empty_slot, merges, losses
-        )
+        empty_slot = add_words(table, window, members, bigrams, order, start, stop, empty_slot, merges, losses)
         if progress:
             progress("merging", stop, len(order))
     block_of_slot = np.full(num_slots + 1, -1, dtype=np.int64)
@@ -132,9 +130,7 @@ def brown_clusters(
     Words the text does not hold go where `place_unseen` says.
     """
     bigrams = count_bigrams(tokens, vocab_size)
-    return number_blocks(
-        merge_words(bigrams, num_blocks, progress).block_of_word, bigrams.word_count, num_blocks
-    )
+    return number_blocks(merge_words(bigrams, num_blocks, progress).block_of_word, bigrams.word_count, num_blocks)
 
 
 def number_blocks(
@@ -165,9 +161,7 @@ def block_order(
         first_word = np.full(num_blocks, len(block_of_word), dtype=np.int64)
         np.minimum.at(first_word, block_of_word, np.arange(len(block_of_word)))
         return np.lexsort((first_word, -tokens))
-    return np.array(
-        sorted(range(num_blocks), key=lambda block: (-tokens[block], tie_break[block])), dtype=np.int64
-    )
+    return np.array(sorted(range(num_blocks), key=lambda block: (-tokens[block], tie_break[block])), dtype=np.int64)
 
 
 def place_unseen(block_of_word: np.ndarray, word_count: np.ndarray, num_blocks: int) -> np.ndarray:

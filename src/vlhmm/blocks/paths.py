@@ -69,9 +69,7 @@ def read_paths(path: str | Path, words: Sequence[str], own_block: Sequence[str] 
     for number, line in numbered_lines(path):
         fields = line.split("\t")
         if len(fields) != 3 or not fields[0] or set(fields[0]) - {"0", "1"} or not fields[2].isdecimal():
-            raise DataError(
-                f"{path}, line {number}: got {line[:60]!r}, expected bit string TAB word TAB count"
-            )
+            raise DataError(f"{path}, line {number}: got {line[:60]!r}, expected bit string TAB word TAB count")
         index = id_of.get(fields[1])
         if index is None:
             continue
@@ -87,8 +85,7 @@ def read_paths(path: str | Path, words: Sequence[str], own_block: Sequence[str] 
     for index, bits in enumerate(path_of_word):
         if bits is None:
             raise DataError(
-                f"{path}: the word {words[index]!r} has no block; cluster a text that holds it, "
-                f"or map it to <unk>"
+                f"{path}: the word {words[index]!r} has no block; cluster a text that holds it, or map it to <unk>"
             )
         placed.append(bits)
         tokens_of_path[bits] = tokens_of_path.get(bits, 0) + int(word_count[index])

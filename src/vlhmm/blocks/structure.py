@@ -83,8 +83,7 @@ class Blocks:
         _positive(vocab_size=vocab_size, num_states=num_states, states_per_word=states_per_word)
         if states_per_word > num_states:
             raise ConfigError(
-                f"states_per_word={states_per_word} is more than num_states={num_states}; ask for at most "
-                f"{num_states}"
+                f"states_per_word={states_per_word} is more than num_states={num_states}; ask for at most {num_states}"
             )
         if vocab_size * states_per_word < num_states:
             raise ConfigError(
@@ -157,9 +156,7 @@ class Blocks:
             and np.array_equal(self.num_alive, other.num_alive)
         )
 
-    def write(
-        self, path: str | Path, words: Sequence[str], counts: Sequence[int] | np.ndarray | None = None
-    ) -> None:
+    def write(self, path: str | Path, words: Sequence[str], counts: Sequence[int] | np.ndarray | None = None) -> None:
         """Nothing; afterwards `path` has a line a word: `word TAB block TAB count`, or `word TAB states`."""
         if len(words) != self.vocab_size:
             raise ConfigError(f"the blocks are of {self.vocab_size} words, got a vocabulary of {len(words)}")
@@ -200,8 +197,7 @@ class Blocks:
             word = fields[0]
             if word not in id_of:
                 raise DataError(
-                    f"{where}: the word {word!r} is not in the vocabulary; the two files "
-                    f"belong to different models"
+                    f"{where}: the word {word!r} is not in the vocabulary; the two files belong to different models"
                 )
             if id_of[word] in found:
                 raise DataError(f"{where}: the word {word!r} is there twice; remove one")
@@ -318,9 +314,7 @@ def _integers(values: Sequence[int] | np.ndarray, name: str) -> np.ndarray:
 def _uniform_from(table: list[list[int]], num_states: int, states_per_group: int) -> Blocks:
     for word, states in enumerate(table):
         if len(states) != states_per_group or len(set(states)) != states_per_group:
-            raise ConfigError(
-                f"word {word} has {len(set(states))} different states, expected {states_per_group}"
-            )
+            raise ConfigError(f"word {word} has {len(set(states))} different states, expected {states_per_group}")
         if min(states) < 0 or max(states) >= num_states:
             raise ConfigError(f"word {word} has a state outside 0 to {num_states - 1}")
     states_of_group = np.sort(np.array(table, dtype=np.int64), axis=1)

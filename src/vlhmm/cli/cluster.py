@@ -66,9 +66,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="text: the paths file; json: one object with the counts, and the blocks unless --out is given",
     )
     parser.add_argument("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="taken as everywhere; clustering draws nothing at random"
-    )
+    parser.add_argument("--seed", type=int, default=0, help="taken as everywhere; clustering draws nothing at random")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
     parser.set_defaults(run=run)
     return parser
@@ -113,9 +111,7 @@ def _read(args: argparse.Namespace) -> tuple[Vocabulary, Text]:
     return corpus.vocabulary, corpus.train
 
 
-def _report(
-    args: argparse.Namespace, vocabulary: Vocabulary, text: Text, result: ClusteringResult
-) -> dict[str, Any]:
+def _report(args: argparse.Namespace, vocabulary: Vocabulary, text: Text, result: ClusteringResult) -> dict[str, Any]:
     report: dict[str, Any] = {
         "types": len(vocabulary),
         "tokens": text.num_tokens,

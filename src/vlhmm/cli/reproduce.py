@@ -46,16 +46,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "Train what is missing of a table or figure of the paper, and show it beside the paper's numbers.",
         EPILOG,
     )
-    parser.add_argument(
-        "table", metavar="TABLE", choices=(*TABLES, "all"), help=f"{', '.join(TABLES)} or all"
-    )
-    parser.add_argument(
-        "--only", metavar="ROW", action="append", default=[], help="some rows; * stands for anything"
-    )
+    parser.add_argument("table", metavar="TABLE", choices=(*TABLES, "all"), help=f"{', '.join(TABLES)} or all")
+    parser.add_argument("--only", metavar="ROW", action="append", default=[], help="some rows; * stands for anything")
     parser.add_argument("--list", action="store_true", help="the rows and how they stand; nothing is run")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="what is missing and what it would cost; nothing is run"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="what is missing and what it would cost; nothing is run")
     parser.add_argument(
         "--measure", action="store_true", help="with --dry-run: measure real steps, half a minute a row"
     )
@@ -63,16 +57,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--time-limit", type=duration, metavar="T", help="stop cleanly after 90s, 15m, 1.5h; rerun to go on"
     )
-    parser.add_argument(
-        "--runs", metavar="DIR", default="runs/reproduce", help="models (default: runs/reproduce)"
-    )
+    parser.add_argument("--runs", metavar="DIR", default="runs/reproduce", help="models (default: runs/reproduce)")
     parser.add_argument("--results", metavar="DIR", default="results", help="records (default: results)")
-    parser.add_argument(
-        "--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie (default: $VLHMM_DATA)"
-    )
-    parser.add_argument(
-        "--format", choices=("text", "json", "markdown"), default="text", help="default: text"
-    )
+    parser.add_argument("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie (default: $VLHMM_DATA)")
+    parser.add_argument("--format", choices=("text", "json", "markdown"), default="text", help="default: text")
     parser.add_argument("--plot", metavar="FILE.png", help="draw it (needs the extra plots)")
     parser.add_argument(
         "--write-docs", action="store_true", help="put the tables in docs/reproduction.md and README.md"
@@ -174,9 +162,7 @@ def tick_line(tick: Any) -> str:
     best = "*" if tick.valid == tick.best else ""
     left = tick.seconds * (1 - tick.progress) / tick.progress if tick.progress else 0.0
     valid = f"  valid {tick.valid:.1f}{best}" if tick.valid is not None else ""
-    return (
-        f"{tick.run}  epoch {tick.epoch:.2f}/{tick.epochs:g}{valid}  {clock(tick.seconds)}  eta {clock(left)}"
-    )
+    return f"{tick.run}  epoch {tick.epoch:.2f}/{tick.epochs:g}{valid}  {clock(tick.seconds)}  eta {clock(left)}"
 
 
 # ---- showing
@@ -217,9 +203,7 @@ def show_costs(args: argparse.Namespace, tasks: list[Any], costs: list[dict[str,
         print(json.dumps({"missing": costs, "seconds": sum(cost["seconds"] for cost in costs)}))
     elif args.format == "markdown":
         print("| row | hours | known from |\n| --- | --- | --- |")
-        print(
-            "\n".join(f"| {cost['row']} | {cost['seconds'] / 3600:.2f} | {cost['basis']} |" for cost in costs)
-        )
+        print("\n".join(f"| {cost['row']} | {cost['seconds'] / 3600:.2f} | {cost['basis']} |" for cost in costs))
     else:
         print("\n".join(cost_lines(costs)))
 

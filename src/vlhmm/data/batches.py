@@ -25,9 +25,7 @@ class Batch(NamedTuple):
     continues: bool  # True if row b goes on where row b of the previous batch stopped
 
 
-def sentence_groups(
-    text: Text, tokens_per_batch: int, generator: torch.Generator | None = None
-) -> list[np.ndarray]:
+def sentence_groups(text: Text, tokens_per_batch: int, generator: torch.Generator | None = None) -> list[np.ndarray]:
     """Which sentences go into which batch: arrays of line numbers of much the same length, longest first.
 
     A group's padded size, rows times longest, is at most `tokens_per_batch`, unless one sentence alone is
@@ -49,9 +47,7 @@ def sentence_groups(
     return groups
 
 
-def sentence_batches(
-    text: Text, tokens_per_batch: int, generator: torch.Generator | None = None
-) -> list[Batch]:
+def sentence_batches(text: Text, tokens_per_batch: int, generator: torch.Generator | None = None) -> list[Batch]:
     """Batches of whole sentences, a row each, every row from a fresh start; `sentence_groups` says which."""
     return [_sentences(text, rows) for rows in sentence_groups(text, tokens_per_batch, generator)]
 
@@ -103,9 +99,7 @@ def _sentences(text: Text, rows: np.ndarray) -> Batch:
     tokens = _gather(text.tokens, starts, lengths)
     restart = np.zeros(tokens.shape, dtype=bool)
     restart[:, 0] = True
-    return Batch(
-        torch.from_numpy(tokens), torch.from_numpy(lengths), torch.from_numpy(restart), continues=False
-    )
+    return Batch(torch.from_numpy(tokens), torch.from_numpy(lengths), torch.from_numpy(restart), continues=False)
 
 
 def _gather(flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

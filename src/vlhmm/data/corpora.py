@@ -168,9 +168,7 @@ def corpus_path(name: str, split: str, data_dir: str | Path | None = None) -> Pa
         raise ConfigError(f"unknown split {split!r}, expected one of {', '.join(SPLITS)}")
     for origin, folder in _given_folders(data_dir):
         if not os.path.isdir(folder):
-            raise DataError(
-                f"{origin} is {folder}, which is no folder, expected one with {_file_list(known)}"
-            )
+            raise DataError(f"{origin} is {folder}, which is no folder, expected one with {_file_list(known)}")
         for place in (folder, folder / name):
             present = [file for file in known.files.values() if os.path.isfile(place / file)]
             if known.files[split] in present:

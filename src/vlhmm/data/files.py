@@ -53,9 +53,7 @@ def _read_errors(path: str | Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:  # the last two: broken gzip
-        raise DataError(
-            f"cannot read {display_name(path)}: {getattr(error, 'strerror', None) or error}"
-        ) from None
+        raise DataError(f"cannot read {display_name(path)}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _unpacked(stream: io.BufferedReader, packed: bool) -> BinaryIO:

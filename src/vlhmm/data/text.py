@@ -95,9 +95,7 @@ def encode(lines: Iterable[list[str]], vocabulary: Vocabulary) -> Text:
     return _pack(lines, lambda words: map(get, words, repeat(unk)), vocabulary.eos, unk)
 
 
-def learn(
-    lines: Iterable[list[str]], max_vocab: int | None = None, min_count: int = 1
-) -> tuple[Vocabulary, Text]:
+def learn(lines: Iterable[list[str]], max_vocab: int | None = None, min_count: int = 1) -> tuple[Vocabulary, Text]:
     """The vocabulary of `lines` (see `Vocabulary.build`) and `lines` in it; one pass, so pipes will do."""
     # Ids are given in order of appearance, and renumbered when the counts are known.
     id_of: defaultdict[str, int] = defaultdict(count().__next__)
@@ -111,9 +109,7 @@ def learn(
     return vocabulary, Text(tokens, text.offsets, num_oov, text.num_unk, text.num_bytes, text.literal_unk)
 
 
-def _pack(
-    lines: Iterable[list[str]], ids_of: Callable[[list[str]], Iterable[int]], eos: int, unk: int
-) -> Text:
+def _pack(lines: Iterable[list[str]], ids_of: Callable[[list[str]], Iterable[int]], eos: int, unk: int) -> Text:
     tokens, ends, literal = array("i"), array("q", [0]), array("q")
     num_bytes = 0
     for words in lines:

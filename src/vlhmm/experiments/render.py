@@ -58,11 +58,7 @@ def row_values(row: Row, store: Store, seed: int) -> dict[str, Any]:
     }
     if record is None or row.run is None:
         return values
-    rules = {
-        f"{split}_{rule}": record.score(split, rule)
-        for split in ("valid", "test")
-        for rule in ("reset", "carry")
-    }
+    rules = {f"{split}_{rule}": record.score(split, rule) for split in ("valid", "test") for rule in ("reset", "carry")}
     return values | {
         "parameters": record.parameters,
         "num_states": record.settings.get("model", {}).get("num_states", row.num_states),
@@ -201,15 +197,11 @@ def epochs(values: dict[str, Any]) -> str:
 
 
 def train_valid_time(names: tuple[str, str, str]) -> Callable[[dict[str, Any]], str]:
-    return lambda values: " / ".join(
-        number(values.get(name), 0 if i == 2 else 1) for i, name in enumerate(names)
-    )
+    return lambda values: " / ".join(number(values.get(name), 0 if i == 2 else 1) for i, name in enumerate(names))
 
 
 def ablation(values: dict[str, Any]) -> str:
-    return (
-        train_valid_time(("train", "valid", "ms_per_batch"))(values) if values["status"] == "finished" else ""
-    )
+    return train_valid_time(("train", "valid", "ms_per_batch"))(values) if values["status"] == "finished" else ""
 
 
 Column = tuple[str, Callable[[dict[str, Any]], str]]
@@ -247,9 +239,7 @@ HOW_COLUMNS: list[Column] = [
 
 def epoch_time(values: dict[str, Any]) -> str:
     mine, theirs = values.get("seconds_per_epoch"), values["paper_seconds_per_epoch"]
-    return " ".join(
-        filter(None, [hours(mine) if mine else "", f"({theirs:g} s, RTX 2080)" if theirs else ""])
-    )
+    return " ".join(filter(None, [hours(mine) if mine else "", f"({theirs:g} s, RTX 2080)" if theirs else ""]))
 
 
 def differences(values: dict[str, Any]) -> str:
@@ -271,9 +261,7 @@ def markdown(rows: list[dict[str, Any]], short: bool = False) -> str:
     trained = [values for values in rows if values["status"] != "cited"]
     if trained and not short:
         parts.append(
-            "<details><summary>How each row is made</summary>\n\n"
-            + pipes(trained, HOW_COLUMNS)
-            + "\n\n</details>"
+            "<details><summary>How each row is made</summary>\n\n" + pipes(trained, HOW_COLUMNS) + "\n\n</details>"
         )
     return "\n\n".join(parts) + "\n"
 
@@ -431,9 +419,7 @@ def draw_rows(axes: Any, rows: list[dict[str, Any]]) -> None:
             axes.plot([mine], [y], "o" if finished else "x", color="tab:blue")
     axes.set_yticks(range(len(rows)), labels, fontsize=7)
     axes.invert_yaxis()
-    axes.set_xlabel(
-        "valid perplexity (test where the paper has no other); ring: paper, dot: ours, cross: so far"
-    )
+    axes.set_xlabel("valid perplexity (test where the paper has no other); ring: paper, dot: ours, cross: so far")
     axes.xaxis.label.set_size(7)
     axes.grid(alpha=0.3)
 

@@ -77,9 +77,7 @@ def selected(rows: list[Row], only: list[str]) -> list[Row]:
             if any(fnmatch(name, pattern) for name in (row.corpus, row.name, row.full_name))
         }
         if not found:
-            names = sorted(
-                {row.full_name for row in rows} | {row.name for row in rows} | {row.corpus for row in rows}
-            )
+            names = sorted({row.full_name for row in rows} | {row.name for row in rows} | {row.corpus for row in rows})
             raise unknown("row", pattern, names)
         chosen |= found
     return [row for row in rows if row.full_name in chosen]
@@ -102,9 +100,7 @@ def missing(rows: list[Row], store: Store, seed: int) -> list[Task]:
     return sorted(tasks.values(), key=lambda task: task.run.worth)  # stable: a table's order among equals
 
 
-def reproduce(
-    tasks: list[Task], corpora: dict[str, Corpus], place: Place, time_limit: float | None = None
-) -> Outcome:
+def reproduce(tasks: list[Task], corpora: dict[str, Corpus], place: Place, time_limit: float | None = None) -> Outcome:
     """Trains each task's run until time is up or a stop is asked for; one that fails does not stop others."""
     began = time.monotonic()
     finished: list[str] = []
@@ -112,17 +108,13 @@ def reproduce(
     stopped_by = None
     for task in tasks:
         left = None if time_limit is None else time_limit - (time.monotonic() - began)
-        stopped_by = (
-            "interrupt" if place.should_stop() else "time limit" if left is not None and left <= 0 else None
-        )
+        stopped_by = "interrupt" if place.should_stop() else "time limit" if left is not None and left <= 0 else None
         if stopped_by:
             break
         try:
             with claimed(place.runs / f"{task.run.folder_name(task.seed)}.lock") as is_mine:
                 if not is_mine:
-                    place.note(
-                        f"{task.row.full_name}: another process is training {task.run.name}; left to it"
-                    )
+                    place.note(f"{task.row.full_name}: another process is training {task.run.name}; left to it")
                     continue
                 record = place.store.get(task.run.name, task.seed)
                 if record is None or not record.is_finished:  # it may have been, in the meantime
@@ -137,14 +129,10 @@ def reproduce(
             break
     done = {*finished, *(name for name, _ in failed)}
     unfinished = tuple(task.row.full_name for task in tasks if task.row.full_name not in done)
-    return Outcome(
-        finished=tuple(finished), unfinished=unfinished, failed=tuple(failed), stopped_by=stopped_by
-    )
+    return Outcome(finished=tuple(finished), unfinished=unfinished, failed=tuple(failed), stopped_by=stopped_by)
 
 
-def carry_out(
-    task: Task, corpus: Corpus, place: Place, time_limit: float | None
-) -> tuple[Record, str | None]:
+def carry_out(task: Task, corpus: Corpus, place: Place, time_limit: float | None) -> tuple[Record, str | None]:
     """Trains, or goes on training, one run; its record, and what stopped it before its end."""
     run, seed = task.run, task.seed
     folder = place.runs / run.folder_name(seed)
@@ -340,9 +328,7 @@ def train_neural(
             place.note("stopped, with a checkpoint")
         share = min(1.0, last["epoch"] / config.epochs)
         parameters = last.get("parameters", 0)
-        return Trained(
-            parameters, last["epoch"], last["seconds"], last["best_valid_perplexity"], share, "interrupt"
-        )
+        return Trained(parameters, last["epoch"], last["seconds"], last["best_valid_perplexity"], share, "interrupt")
     progress = 1.0 if result.finished else min(1.0, result.epochs / config.epochs)
     return Trained(
         result.model.num_parameters,
@@ -391,9 +377,7 @@ def measure(
     return scores, batch_milliseconds(folder, corpus, memory)
 
 
-def batch_milliseconds(
-    folder: Path, corpus: Corpus, memory: int | None, repeats: int = 3
-) -> dict[str, float]:
+def batch_milliseconds(folder: Path, corpus: Corpus, memory: int | None, repeats: int = 3) -> dict[str, float]:
     """Time to score 16 x 32 tokens: with the parameters made anew, and with all of them at hand."""
     import torch
 
@@ -404,9 +388,7 @@ def batch_milliseconds(
 
     hmm, run_folder, _ = load_hmm(folder)
     blocks = run_folder.blocks(corpus.vocabulary)
-    batch = stream_batches(
-        corpus.valid, min(16, corpus.valid.num_tokens), 32, corpus.vocabulary.eos, "carry"
-    )[0]
+    batch = stream_batches(corpus.valid, min(16, corpus.valid.num_tokens), 32, corpus.vocabulary.eos, "carry")[0]
     fresh, cached = [], []
     for _ in range(repeats):
         began = time.perf_counter()

@@ -38,9 +38,7 @@ class Record:
     wall_s: float  # training with its validations, over all sittings
     parameters: int | None = None
     best_valid: float | None = None  # under `context`
-    scores: dict[str, dict[str, float]] = field(
-        default_factory=dict
-    )  # split -> rule -> perplexity, when finished
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)  # split -> rule -> perplexity, when finished
     tokens: dict[str, int] = field(default_factory=dict)  # split -> words and one <eos> a line
     extras: dict[str, float] = field(default_factory=dict)
     evaluation_s: float | None = None

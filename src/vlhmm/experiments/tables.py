@@ -182,13 +182,9 @@ def table1() -> list[Row]:
 def main_rows(corpus: str, seconds: dict[str, int], papers: Run, ours: Run) -> list[Row]:
     """A corpus's rows of table 1, in the paper's order."""
 
-    def row(
-        name: str, model: str, run: Run | None, beside: str | None = None, states: int | None = None
-    ) -> Row:
+    def row(name: str, model: str, run: Run | None, beside: str | None = None, states: int | None = None) -> Row:
         reported = paper.MAIN.get((corpus, beside or name))
-        return Row(
-            table="table1", corpus=corpus, name=name, model=model, run=run, reported=reported, states=states
-        )
+        return Row(table="table1", corpus=corpus, name=name, model=model, run=run, reported=reported, states=states)
 
     cited = [row("hmm-rnn", "HMM+RNN", None), row("hmm-900", "HMM, 900 states", None, states=900)]
     return [
@@ -236,21 +232,14 @@ def row2(name: str, model: str, run: Run, reported: paper.Reported) -> Row:
 
 def table3() -> list[Row]:
     """Which states may emit which words: Brown blocks of several sizes, every state, or random subsets."""
-    rows = [
-        row3(papers_constraint(*shape), shape, PAPERS, "softmax", number)
-        for shape, number in paper.CONSTRAINTS
-    ]
+    rows = [row3(papers_constraint(*shape), shape, PAPERS, "softmax", number) for shape, number in paper.CONSTRAINTS]
     rows[-1] = replace(rows[-1], name="softmax-brown-16384-k128-again")  # printed twice, with two numbers
-    beside = {
-        (states, blocks): number for (_, states, _, blocks), number in reversed(paper.CONSTRAINTS) if blocks
-    }
+    beside = {(states, blocks): number for (_, states, _, blocks), number in reversed(paper.CONSTRAINTS) if blocks}
     for states, blocks in ((2**14, 64), (2**14, 128), (2**14, 256), (2**14, 512), (2**13, 64), (2**10, 8)):
         k = states // blocks
         run = em(states, blocks=blocks, worth=CONSTRAINT, seconds=EM_SECONDS[states] + (k / 64) ** 2)
         rows.append(row3(run, ("brown", states, k, blocks), OURS, "em", beside.get((states, blocks))))
-    run = em(
-        2**14, "model.constraint=frequency", called="frequency", worth=CONSTRAINT, seconds=EM_SECONDS[2**14]
-    )
+    run = em(2**14, "model.constraint=frequency", called="frequency", worth=CONSTRAINT, seconds=EM_SECONDS[2**14])
     blocks = min(preset("em-ptb").model.num_blocks, 2**14 // LEAST_SLOTS)
     rows.append(row3(run, ("frequency", 2**14, 2**14 // blocks, blocks), OURS, "em", None))
     return rows
@@ -274,13 +263,9 @@ def papers_constraint(constraint: str, states: int, k: int | None, blocks: int |
 def row3(run: Run, shape: Shape, family: str, short: str, reported: paper.Reported | None) -> Row:
     constraint, states, k, blocks = shape
     name = f"{short}-{constraint}-{states}" + (f"-k{k}" if k else "")
-    kind = {"none": "No constraint", "frequency": "Blocks of equal frequency"}.get(
-        constraint, constraint.capitalize()
-    )
+    kind = {"none": "No constraint", "frequency": "Blocks of equal frequency"}.get(constraint, constraint.capitalize())
     label = kind + (f", k={k}" if k else "") + (f", M={blocks}" if blocks else "")
-    return Row(
-        table="table3", corpus="ptb", name=name, model=f"{label}, {family}", run=run, reported=reported
-    )
+    return Row(table="table3", corpus="ptb", name=name, model=f"{label}, {family}", run=run, reported=reported)
 
 
 def figure_states() -> list[Row]:
@@ -308,16 +293,12 @@ def figure_factored() -> list[Row]:
         change = () if kind == "independent" else ("model.embedding=factored",)
         for blocks, number in numbers.items():
             seconds = (170 if kind == "independent" else 235) + (128 / blocks) ** 2
-            run = softmax(
-                2**14, *change, blocks=blocks, called=kind if change else "", worth=FACTORED, seconds=seconds
-            )
+            run = softmax(2**14, *change, blocks=blocks, called=kind if change else "", worth=FACTORED, seconds=seconds)
             rows.append(factored_row("softmax", PAPERS, kind, blocks, run, number))
     for kind, numbers in (("independent", paper.INDEPENDENT), ("factored", paper.FACTORED)):
         for blocks in (64, 128, 256):
             seconds = EM_SECONDS[2**14] + (256 / blocks) ** 2
-            run = em(
-                2**14, f"model.embedding={kind}", blocks=blocks, called=kind, worth=FACTORED, seconds=seconds
-            )
+            run = em(2**14, f"model.embedding={kind}", blocks=blocks, called=kind, worth=FACTORED, seconds=seconds)
             rows.append(factored_row("em", OURS, kind, blocks, run, numbers[blocks]))
     return rows
 

@@ -4,6 +4,7 @@ start (S,), emission (V, K), and the transition matrix A by its factors. A itsel
 held: products with it stream over the rows of a few blocks at a time.
 """
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm.blocks.structure import Blocks
+from vlhmm.model import emissions
 from vlhmm.model.hmm import ModelPotentials
 from vlhmm.model.transitions import Softmax, Transition
 
@@ -47,13 +49,16 @@ class Tables:
         return start
 
     def double(self) -> "Tables":
-        """The same model in float64, renormalized from its factors."""
-        potentials = ModelPotentials(
-            self.start_of_group.double().log(),
-            self.log_emission.double(),
-            self.transition.to(dtype=torch.float64),
-        )
-        return Tables(potentials, self.blocks)
+        """The same model in float64, every distribution normalized anew."""
+        log_emission = self.log_emission.double()
+        if self.blocks.partition:
+            order, sizes = self._words_by_group
+            log_emission = emissions.blocked_scalar(log_emission, order, sizes)
+        else:
+            totals = emissions.segment_logsumexp(log_emission, self.states_of_group, self.num_states)
+            log_emission = log_emission - totals[self.states_of_group]
+        log_start = (self.start_of_group.double() / self.start.double().sum()).log()
+        return Tables(ModelPotentials(log_start, log_emission, self.transition.to(dtype=torch.float64)), self.blocks)
 
     # ---- pieces of A
 
@@ -76,24 +81,32 @@ class Tables:
 
     def row_chunks(self) -> list[Tensor]:
         """All states, cut into runs whose rows of A fit ROWS_AT_ONCE."""
-        at_once = max(1, ROWS_AT_ONCE // self.num_states)
-        return list(torch.arange(self.num_states, device=self.device).split(at_once))
+        return list(torch.arange(self.num_states, device=self.device).split(max(1, ROWS_AT_ONCE // self.num_states)))
+
+    def row_parts(self, dtype: torch.dtype, reached: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """(states, their rows of A) a few at a time, in one buffer that the next part overwrites."""
+        chunks = self.row_chunks()
+        buffer = torch.empty(len(chunks[0]), self.num_states, dtype=self.dtype, device=self.device)
+        wide = buffer if dtype == self.dtype else torch.empty_like(buffer, dtype=dtype)
+        for states in chunks:
+            if reached is not None:
+                states = states[reached[states]]
+            if len(states):
+                rows = self.transition.rows(states, buffer[: len(states)])
+                yield states, rows if dtype == self.dtype else wide[: len(states)].copy_(rows)
 
     def advance(self, alpha: Float[Tensor, "n state"]) -> Float[Tensor, "n state"]:
         """alpha @ A: where each distribution over states goes next, O(S^2 (h + n)). States nobody is in are skipped."""
         result = torch.zeros_like(alpha)
-        reached = alpha.any(dim=0)
-        for states in self.row_chunks():
-            states = states[reached[states]]
-            if len(states):
-                result.addmm_(alpha[:, states], self.rows(states).to(alpha.dtype))
+        for states, rows in self.row_parts(alpha.dtype, alpha.any(dim=0)):
+            result.addmm_(alpha[:, states], rows)
         return result
 
     def retreat(self, beta: Float[Tensor, "n state"]) -> Float[Tensor, "n state"]:
         """beta @ A^T: out[i, z] = sum_z' A[z, z'] beta[i, z'], O(S^2 (h + n))."""
         result = torch.empty_like(beta)
-        for states in self.row_chunks():
-            result[:, states[0] : states[-1] + 1] = beta @ self.rows(states).to(beta.dtype).t()
+        for states, rows in self.row_parts(beta.dtype):
+            result[:, states[0] : states[-1] + 1] = beta @ rows.t()
         return result
 
     def advance_from(self, groups: Int[Tensor, " n"], alpha: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:

@@ -267,6 +267,7 @@ class BlockFactored:
             name: None if getattr(self, name) is None else getattr(self, name).detach().to(**how)
             for name in ("log_block", "source", "target", "logits")
         }
+        moved["log_block"] = moved["log_block"].log_softmax(-1)  # a wider type shows what rounding had left over
         return replace(self, **moved)
 
     def within(self, scores: Float[Tensor, "*n slot"], to_group: Tensor) -> Tensor:

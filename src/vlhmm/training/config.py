@@ -64,6 +64,8 @@ class TrainingConfig:
             raise ConfigError(f"em_tokens={self.em_tokens} must be at least 1, or none for the whole text")
         if self.method == "gradient" and self.optimizer == "closed-form":
             raise ConfigError("optimizer=closed-form belongs to method=em; gradient training takes adamw")
+        if self.optimizer == "closed-form" and self.state_dropout:
+            raise ConfigError("optimizer=closed-form sets all states at once; it needs state_dropout=0")
         if self.context == "carry" and self.batch == "sentences":
             raise ConfigError("context=carry needs batch=streams: a sentence batch has no state to carry over")
 

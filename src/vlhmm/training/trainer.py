@@ -188,9 +188,7 @@ class Trainer:
                 if m_step:
                     potentials = self.hmm.potentials(kept)
                 tiles = expected.tiles if m_step == 0 else None  # later steps have moved the parameters
-                gained = expected_log_likelihood(
-                    potentials, expected.counts, expected.pairs, value=False, tiles=tiles
-                )
+                gained = expected_log_likelihood(potentials, expected.counts, expected.pairs, value=False, tiles=tiles)
                 loss = -gained / expected.tokens
                 self.optimizer.zero_grad(set_to_none=True)
                 loss.backward()
