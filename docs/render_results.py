@@ -1,0 +1,78 @@
+"""Writes the records in results/ into README.md and docs/experiments.md, between their markers.
+
+`python docs/render_results.py`. The paper's tables are rendered by `vlhmm reproduce all --render --write-docs`; this
+page maker has the runs and measurements that stand beside them, so that no number is typed by hand.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS = ("em-ptb-13", "em-ptb-14", "gradient-ptb-13", "softmax-ptb-13", "paper-ptb-10")
+HOW = {
+    "em-ptb-13": "block-factored, generalized EM",
+    "em-ptb-14": "block-factored, generalized EM",
+    "gradient-ptb-13": "block-factored, gradient",
+    "softmax-ptb-13": "the paper's softmax, gradient",
+    "paper-ptb-10": "the paper's softmax, gradient",
+}
+PAPER = {1024: "213.25", 8192: "150.22", 16384: "135.79"}  # valid, carried state; Chiu & Rush 2020, figure 4
+
+
+def record(name: str) -> dict[str, Any] | None:
+    path = ROOT / "results" / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def runs_table() -> str:
+    """Runs on Penn Treebank with their commands."""
+    lines = [
+        "| states | how | valid | test | valid / test, carried | paper, valid | minutes, cores |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    commands = []
+    for run in filter(None, map(record, RUNS)):
+        lines.append(
+            f"| {run['num_states']:,} | {HOW[run['name']]} | {run['valid_reset']:.1f} | {run['test_reset']:.1f} | "
+            f"{run['valid_carry']:.1f} / {run['test_carry']:.1f} | {PAPER[run['num_states']]} | "
+            f"{run['wall_seconds'] / 60:.1f}, {run['threads']} |"
+        )
+        commands.append(run["command"])
+    return "\n".join([*lines, "", "```", *commands, "```"])
+
+
+def bench_table() -> str:
+    """What `vlhmm bench` measured."""
+    bench = record("bench")
+    if bench is None:
+        return "Not measured yet."
+    def shown(key: str, form: str) -> str:
+        return "not measured" if bench.get(key) is None else form.format(bench[key])
+
+    rows = [
+        ("block-factored training at 2^15 states against a 2×256 LSTM, 8,192 tokens a step", shown("block_factored_vs_lstm", "{:.2f}×")),
+        ("the same against the naive program" + (", extrapolated" if bench.get("naive_extrapolated") else ""), shown("block_factored_vs_naive", "{:,.0f}×")),
+        ("E-step at 2^15 states, half of them kept", shown("estep_tokens_per_s", "{:,.0f} tokens/s")),
+        ("the paper's softmax, streamed, 2^15 states: share of the machine's matrix-product rate", shown("softmax_share_of_peak", "{:.0%}")),
+        ("its peak memory", shown("softmax_peak_gb", "{:.1f} GB")),
+        ("training tokens/s at 2^17 states against 2^15", shown("states_2_17_vs_2_15", "{:.2f}×")),
+        ("its peak memory", shown("states_2_17_peak_gb", "{:.1f} GB")),
+        ("scoring a long text at 2^15 states", shown("scoring_tokens_per_s", "{:,.0f} tokens/s")),
+        ("its largest difference from the log-space twin, nats a token", shown("scoring_max_abs_diff", "{:.1e}")),
+    ]  # fmt: skip
+    return "\n".join(["| what | measured |", "| --- | --- |", *(f"| {what} | {value} |" for what, value in rows)])
+
+
+def insert(path: Path, marker: str, content: str) -> None:
+    """Puts `content` between <!-- marker --> and <!-- end -->."""
+    text = path.read_text(encoding="utf-8")
+    pattern = re.compile(rf"(<!-- {marker} -->\n).*?(<!-- end -->)", re.DOTALL)
+    path.write_text(pattern.sub(lambda found: f"{found[1]}{content}\n{found[2]}", text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    insert(ROOT / "README.md", "runs", runs_table())
+    insert(ROOT / "README.md", "bench", bench_table())
+    insert(ROOT / "docs" / "experiments.md", "runs", runs_table())
