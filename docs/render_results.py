@@ -62,6 +62,14 @@ def bench_table() -> str:
         ("scoring a long text at 2^15 states", shown("scoring_tokens_per_s", "{:,.0f} tokens/s")),
         ("its largest difference from the log-space twin, nats a token", shown("scoring_max_abs_diff", "{:.1e}")),
     ]  # fmt: skip
+    asked = record("bench-queries")
+    if asked is not None:  # by `vlhmm bench queries`
+        rows += [
+            ("queries at 2^15 states: next word after a context", f"{asked['next_ms']:.0f} ms"),
+            ("sampling", f"{asked['sample_tokens_per_s']:,.0f} tokens/s"),
+            ("filling a gap of one word in a sentence of twenty", f"{asked['infill_1_s']:.2f} s"),
+            ("filling a gap of five words", f"{asked['infill_5_s']:.1f} s"),
+        ]
     return "\n".join(["| what | measured |", "| --- | --- |", *(f"| {what} | {value} |" for what, value in rows)])
 
 
