@@ -422,3 +422,65 @@ def test_durations():
     for text in ("", "soon", "5d", "-1s"):
         with pytest.raises(argparse.ArgumentTypeError, match="no duration"):
             cli.duration(text)
+
+
+# Samples
+
+
+@pytest.mark.parametrize("model", models()[::2], ids=["ff", "lstm"])
+def test_samples_follow_the_model(model):
+    """Whole lines; and the first two words of streams against the model's own probabilities, chi-square."""
+    text = model.sample(12_000, generator(7), num_streams=400)
+    assert text.tokens[-1] == VOCABULARY.eos and 6_000 < text.num_tokens == text.offsets[-1] <= 12_000
+    assert (np.diff(text.offsets) >= 1).all() and text.num_unk == (text.tokens == VOCABULARY.unk).sum()
+    drawn = draws(model, 2, 30_000)
+    for context in ([], [0], [3]):
+        chosen = drawn[(drawn[:, : len(context)] == np.array(context, dtype=int)).all(1)]
+        observed = np.bincount(chosen[:, len(context)], minlength=len(VOCABULARY))
+        expected = model.next_word_distribution(context) * observed.sum()
+        assert observed.sum() > 300
+        statistic = ((observed - expected) ** 2 / expected).sum()
+        assert statistic < 25  # five degrees of freedom: exceeded once in 7,000
+
+
+def draws(model, length, count):
+    """(count, length) first words of streams, before they are cut to whole lines."""
+    import vlhmm.baselines.neural as neural
+
+    seen = {}
+    keep = neural.whole_lines
+    neural.whole_lines = lambda streams, vocabulary: seen.update(streams=streams.copy()) or keep(streams, vocabulary)
+    try:
+        model.sample(count * length, generator(9), num_streams=count)
+    finally:
+        neural.whole_lines = keep
+    return seen["streams"]
+
+
+def test_cosine_ends_at_zero_and_never_stops_early(tmp_path):
+    config = small("lstm", schedule="cosine", epochs=3, patience=1)
+    result = train_baseline("lstm", corpus(), tmp_path, config)
+    rates = [event["rate"] for event in journal(tmp_path) if event["event"] == "check"]
+    assert result.finished and result.epochs == 3
+    assert rates == sorted(rates, reverse=True) and 0 < rates[-1] < 0.1 * config.rate
+    with pytest.raises(ConfigError, match="was trained with epochs=3, got 4"):
+        train_baseline("lstm", corpus(), tmp_path, replace(config, epochs=4))
+
+
+def test_samples_by_command_can_be_trained_on(tmp_path, capsys):
+    lines = [" ".join("abcd"[(i + j) % 4] for j in range(3 + i % 5)) for i in range(60)]
+    train, valid = tmp_path / "train.txt", tmp_path / "valid.txt"
+    train.write_text("\n".join(lines) + "\n")
+    valid.write_text("\n".join(lines[:9]) + "\n")
+    samples = tmp_path / "teacher.txt.gz"
+    command = ["baseline", "lstm", str(train), "--valid", str(valid), "--epochs", "1", "--out", str(tmp_path / "run")]
+    extra = ["--set", "hidden_size=8", "--set", "schedule=cosine", "--samples", str(samples), "--sample-tokens", "3k"]
+    from vlhmm.cli.main import main
+    from vlhmm.data.text import read_lines
+
+    assert main([*command, *extra, "--quiet"]) == 0
+    drawn = list(read_lines(samples))
+    assert 1000 < sum(len(line) + 1 for line in drawn) <= 3072
+    assert {word for line in drawn for word in line} <= {"a", "b", "c", "d", "<unk>"}
+    assert main(["baseline", "kn", str(train), "--valid", str(valid), "--samples", "x"]) == 2
+    assert "means nothing to baseline kn" in capsys.readouterr().err

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vlhmm.baselines.softmax import cross_entropy, target_log_prob
+from vlhmm.data.text import Text
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import QueryError
 
@@ -72,6 +73,20 @@ class NeuralLanguageModel(nn.Module, ABC):
         logits = torch.addmm(self.bias, hidden[0], self.embedding.t())[0]
         return logits.double().softmax(0).numpy()
 
+    @torch.no_grad()
+    def sample(self, num_tokens: int, generator: torch.Generator, num_streams: int = 512) -> Text:
+        """About `num_tokens` tokens of whole lines, drawn in parallel streams that run on over line ends."""
+        length, carry = -(-num_tokens // num_streams), self.start(num_streams)
+        drawn = torch.empty(num_streams, length, dtype=torch.int64)
+        one, words = torch.ones(num_streams, dtype=torch.int64), torch.zeros(num_streams, 1, dtype=torch.int64)
+        for t in range(length):
+            hidden, _ = self.hidden(words, one, carry, None)  # h_t does not see the word that is to be drawn
+            probability = torch.addmm(self.bias, hidden[:, 0], self.embedding.t()).softmax(1)
+            words = invert(probability.cumsum(1), torch.rand(num_streams, 1, generator=generator))
+            _, carry = self.hidden(words, one, carry, None)
+            drawn[:, t : t + 1] = words
+        return whole_lines(drawn.numpy(), self.vocabulary)
+
     @property
     def num_parameters(self) -> int:
         """All weights; the embeddings, which serve twice, once."""
@@ -93,6 +108,22 @@ class NeuralLanguageModel(nn.Module, ABC):
             return activations
         kept = torch.empty_like(activations).bernoulli_(1 - self.dropout, generator=generator)
         return activations * kept.div_(1 - self.dropout)
+
+
+def invert(cumulative: Tensor, uniform: Tensor) -> Tensor:
+    """The first entry of each row whose cumulative probability exceeds its uniform number; (B, 1)."""
+    found = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
+    return found.clamp(max=cumulative.shape[1] - 1)
+
+
+def whole_lines(streams: np.ndarray, vocabulary: Vocabulary) -> Text:
+    """The lines of each stream up to its last <eos>, one stream after another."""
+    ends = [np.flatnonzero(stream == vocabulary.eos) for stream in streams]
+    parts = [stream[: end[-1] + 1] for stream, end in zip(streams, ends, strict=True) if len(end)]
+    tokens = np.concatenate([*parts, np.zeros(0, np.int64)]).astype(np.int32)
+    offsets = np.concatenate([[0], np.flatnonzero(tokens == vocabulary.eos) + 1]).astype(np.int64)
+    unk = np.flatnonzero(tokens == vocabulary.unk)
+    return Text(tokens, offsets, 0, len(unk), 0, unk)
 
 
 def _inside(tokens: Tensor, lengths: Tensor) -> Tensor:

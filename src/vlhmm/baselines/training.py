@@ -1,8 +1,8 @@
 """Training a neural baseline. Input: a `Corpus` and a `BaselineConfig`. Output: the best model on its valid
 split.
 
-AdamW, clipped gradients, a few validations an epoch, and a rate that is divided when they stop improving. A
-run with a folder can be stopped at any moment and goes on, when called again, as if it had not been: after
+AdamW, clipped gradients, a few validations an epoch, and a rate that is divided when they stop improving, or
+follows a cosine to zero. A run with a folder can be stopped at any moment and goes on, when called again, as if it had not been: after
 the same number of steps its weights are the same to the last bit (on the same machine with as many
 threads).
 """
@@ -58,7 +58,8 @@ class BaselineConfig:
     weight_decay: float = 0.0
     clip: float = 5.0
     checks_per_epoch: int = 4
-    patience: int = 8  # checks without improvement before the rate is divided ...
+    schedule: Literal["plateau", "cosine"] = "plateau"  # cosine: from `rate` to 0 over all epochs
+    patience: int = 8  # plateau: checks without improvement before the rate is divided ...
     decay: float = 4.0  # ... by this
     min_rate: float = 1e-6  # below it training ends, as nothing moves any more
     seed: int = 0
@@ -85,6 +86,8 @@ class BaselineConfig:
             raise ConfigError(f"decay is {self.decay}, expected more than 1, as the rate is divided by it")
         if self.context not in ("reset", "carry"):
             raise ConfigError(f"context is {self.context!r}, expected reset or carry")
+        if self.schedule not in ("plateau", "cosine"):
+            raise ConfigError(f"schedule is {self.schedule!r}, expected plateau or cosine")
 
 
 def default_config(kind: str) -> BaselineConfig:
@@ -220,7 +223,8 @@ class _Trainer:
         return self._result()
 
     def _is_done(self) -> bool:
-        return self.position.epoch >= self.config.epochs or self.position.rate < self.config.min_rate
+        settled = self.config.schedule == "plateau" and self.position.rate < self.config.min_rate
+        return self.position.epoch >= self.config.epochs or settled
 
     def _epochs(self) -> float:
         return self.position.epoch + self.position.batch / len(self._batches())
@@ -267,6 +271,8 @@ class _Trainer:
                 f"{len(batches)} (step {at.step + 1}); the last checkpoint is kept: try a smaller rate than "
                 f"{at.rate:g}"
             )
+        if self.config.schedule == "cosine":
+            at.rate = self.config.rate * 0.5 * (1 + math.cos(math.pi * self._epochs() / self.config.epochs))
         for group in self.optimizer.param_groups:
             group["lr"] = at.rate
         self.optimizer.step()
@@ -294,7 +300,7 @@ class _Trainer:
             at.waited += 1
         self._record("check", valid_perplexity=valid_perplexity, is_best=is_best, **self._state())
         at.nats, at.tokens, at.step_seconds = 0.0, 0, 0.0
-        if at.waited == self.config.patience:
+        if self.config.schedule == "plateau" and at.waited == self.config.patience:
             at.rate, at.waited = at.rate / self.config.decay, 0
 
     def _validate(self) -> float:
@@ -393,11 +399,12 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _refuse_another(folder: Path, old: Run, new: Run) -> None:
-    """Nothing; a folder with another run in it is refused. More or fewer epochs make no other run."""
+    """Nothing; a folder with another run in it is refused. Epochs make another run only under the cosine."""
     if old.kind != new.kind:
         raise ConfigError(f"{folder} holds a run of kind {old.kind}, got {new.kind}; choose another folder")
     for name, value in new.settings.items():
-        if name != "epochs" and old.settings.get(name) != value:
+        may_change = name == "epochs" and new.settings["schedule"] == "plateau"
+        if not may_change and old.settings.get(name) != value:
             raise ConfigError(
                 f"{folder} was trained with {name}={old.settings.get(name)}, got {value}; choose another folder"
             )

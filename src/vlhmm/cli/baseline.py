@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vlhmm.cli.common import duration
+from vlhmm.cli.common import duration, tokens
 
 if TYPE_CHECKING:
     from vlhmm.data.corpora import Corpus
@@ -25,6 +25,7 @@ examples:
   vlhmm baseline kn ptb                                       a Kneser-Ney 5-gram model, in seconds
   vlhmm baseline kn train.txt --valid valid.txt --arpa model.arpa.gz    for KenLM, SRILM and the like
   vlhmm baseline lstm ptb --out runs/lstm --time-limit 90m    run it again to go on where it stopped
+  vlhmm baseline lstm ptb --out runs/lstm --samples teacher.txt.gz --sample-tokens 8M    text for vlhmm train --extra
   vlhmm baseline ff ptb --format json --quiet | jq .results.test.carry.perplexity
 
 Both context rules are reported. reset: every line is scored from the start of a text. carry: the state runs
@@ -51,6 +52,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add("--order", type=int, metavar="N", help="kn and ff: words with their context (default: 5)")
     add("--arpa", metavar="FILE", help="kn: write the model in ARPA format too; .gz packs it")
     add("--epochs", type=int, metavar="N", help="ff and lstm: passes over TRAIN (default: 100 and 50)")
+    add("--set", metavar="A=B", action="append", default=[], help="ff and lstm: change one setting; may be repeated")
+    add("--samples", metavar="FILE", help="ff and lstm: then draw text from the model into FILE; .gz packs it")
+    add("--sample-tokens", type=tokens, default=1_000_000, metavar="N", help="how much to draw: 500k, 8M (default: 1M)")
     add("--context", choices=("reset", "carry"), help="ff and lstm: the rule to train by (default: carry)")
     add("--time-limit", type=duration, metavar="T", help="ff and lstm: stop after 90m, 2h, 45s ...")
     add("--max-vocab", type=int, metavar="N", help="keep the N most frequent words; others become <unk>")
@@ -78,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     corpus = _read(args)
     began = time.monotonic()
     model, about = _kneser_ney(args, corpus) if args.kind == "kn" else _neural(args, corpus)
+    if args.samples is not None:
+        _draw(model, args)
     about = {"kind": args.kind, **about, "seconds": round(time.monotonic() - began, 2), "out": args.out}
     results = _measure(model, corpus)
     if args.format == "json":
@@ -93,12 +99,12 @@ def _refuse_foreign_options(args: argparse.Namespace) -> None:
     from vlhmm.errors import ConfigError
 
     foreign = {
-        "kn": ("epochs", "context", "time_limit"),
+        "kn": ("epochs", "context", "time_limit", "samples", "set"),
         "ff": ("arpa",),
         "lstm": ("arpa", "order"),
     }[args.kind]
     for name in foreign:
-        if getattr(args, name) is not None:
+        if getattr(args, name) not in (None, []):
             raise ConfigError(f"--{name.replace('_', '-')} means nothing to baseline {args.kind}; leave it out")
 
 
@@ -141,9 +147,11 @@ def _neural(args: argparse.Namespace, corpus: Corpus) -> tuple[LanguageModel, di
     from dataclasses import asdict, replace
 
     from vlhmm.baselines.training import default_config, train_baseline
+    from vlhmm.config import override
 
     given = {name: getattr(args, name) for name in ("order", "epochs", "context", "seed")}
     config = replace(default_config(args.kind), **{k: v for k, v in given.items() if v is not None})
+    config = override(config, args.set)
     with _progress(args.quiet, config.epochs) as progress:
         result = train_baseline(args.kind, corpus, args.out, config, args.time_limit, progress)
     if not result.finished and not args.quiet:
@@ -158,6 +166,18 @@ def _neural(args: argparse.Namespace, corpus: Corpus) -> tuple[LanguageModel, di
         "finished": result.finished,
     }
     return result.model, about
+
+
+def _draw(model: Any, args: argparse.Namespace) -> None:
+    """Nothing; afterwards FILE holds text drawn from the model, a line a sentence."""
+    import torch
+
+    from vlhmm.data.text import write_text
+
+    text = model.sample(args.sample_tokens, torch.Generator().manual_seed(args.seed))
+    write_text(args.samples, text, model.vocabulary)
+    if not args.quiet:
+        _say(f"{args.samples}: {text.num_tokens:,} tokens in {text.num_sentences:,} lines, drawn from the model")
 
 
 def _measure(model: LanguageModel, corpus: Corpus) -> dict[str, dict[str, Report]]:

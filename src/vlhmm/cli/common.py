@@ -77,6 +77,15 @@ def byte_size(text: str) -> int:
     return int(float(parts[1]) * 1024 ** " kmgt".index(parts[2] or " "))
 
 
+def tokens(text: str) -> int:
+    """A number of tokens, from 500k, 8M or a plain number."""
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([km]?)", text.strip().lower().replace(",", "").replace("_", ""))
+    number = int(float(parts[1]) * 1000 ** " km".index(parts[2] or " ")) if parts else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens; write 500k or 8M")
+    return number
+
+
 def clock(seconds: float) -> str:
     """h:mm:ss, or m:ss."""
     whole = int(seconds)

@@ -3,6 +3,7 @@
 Knows nothing of corpora by name, and needs no torch.
 """
 
+import gzip
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vlhmm.data.files import display_name, open_bytes
+from vlhmm.data.files import display_name, open_bytes, write_atomically
 from vlhmm.data.vocabulary import EOS, UNK, Vocabulary
 from vlhmm.errors import DataError
 
@@ -52,6 +53,32 @@ class Text:
         return f"Text({self.num_sentences:,} sentences, {self.num_tokens:,} tokens, {self.num_oov:,} OOV)"
 
 
+def joined(first: Text, second: Text) -> Text:
+    """One text after the other."""
+    return Text(
+        np.concatenate([first.tokens, second.tokens]),
+        np.concatenate([first.offsets, first.num_tokens + second.offsets[1:]]),
+        first.num_oov + second.num_oov,
+        first.num_unk + second.num_unk,
+        first.num_bytes + second.num_bytes,
+        np.concatenate([first.literal_unk, first.num_tokens + second.literal_unk]),
+    )
+
+
+def shards(text: Text, num_tokens: int) -> list[Text]:
+    """The text in consecutive parts of whole lines, much the same size, about `num_tokens` tokens each."""
+    number = max(1, round(text.num_tokens / num_tokens))
+    cuts = np.searchsorted(text.offsets, np.linspace(0, text.num_tokens, number + 1))
+    return [lines(text, int(a), int(b)) for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
+
+
+def lines(text: Text, first: int, last: int) -> Text:
+    """Lines first .. last - 1 as a text of their own. Its bytes are not counted: 0."""
+    start, end = int(text.offsets[first]), int(text.offsets[last])
+    unk = text.literal_unk[(text.literal_unk >= start) & (text.literal_unk < end)] - start
+    return Text(text.tokens[start:end], text.offsets[first : last + 1] - start, 0, len(unk), 0, unk)
+
+
 def read_lines(path: str | Path) -> Iterator[list[str]]:
     """The words of each line of a file, plain or gzip, or of standard input ("-"); lazily, line by line."""
     name = display_name(path)
@@ -72,6 +99,14 @@ def read_lines(path: str | Path) -> Iterator[list[str]]:
             ) from None
     if not number:
         raise DataError(f"{name} is empty, expected text, one sentence a line")
+
+
+def write_text(path: str | Path, text: Text, vocabulary: Vocabulary) -> None:
+    """Writes a text as words, a line a sentence, packed if the name ends in .gz; whole or not at all."""
+    words = np.array(vocabulary.words, dtype=object)
+    lines = (" ".join(words[text.sentence(i)[:-1]]) + "\n" for i in range(text.num_sentences))
+    content = "".join(lines).encode()
+    write_atomically(Path(path), gzip.compress(content, 6, mtime=0) if str(path).endswith(".gz") else content)
 
 
 _LITERAL_EOS = f"literal {EOS} in the text, expected none, as the reader adds one a line; remove or rename it"

@@ -23,12 +23,15 @@ class Hmm:
 
     preset: str
     changes: tuple[str, ...] = ()
+    teacher: Neural | None = None  # a baseline whose samples are trained on as well ...
+    teacher_tokens: int = 0  # ... so many of them
 
     def config(self, seed: int = 0) -> RunConfig:
         return override(preset(self.preset), [*self.changes, f"training.seed={seed}"])
 
     def settings(self, seed: int) -> dict[str, Any]:
-        return to_dict(self.config(seed))
+        taught = {"teacher": self.teacher.settings(0), "teacher_tokens": self.teacher_tokens} if self.teacher else {}
+        return {**to_dict(self.config(seed)), **taught}
 
     def epochs(self) -> float:
         return self.config().training.epochs
@@ -45,7 +48,11 @@ class Hmm:
             self.preset,
             *(f"--set {change}" for change in self.changes),
         ]
-        return " ".join([*words, f"--seed {seed}", "--out RUN"])
+        if self.teacher is None:
+            return " ".join([*words, f"--seed {seed}", "--out RUN"])
+        samples = f"--samples teacher.txt.gz --sample-tokens {self.teacher_tokens}"
+        teach = self.teacher.train_command(corpus, 0).replace("--out RUN", f"--out TEACHER {samples}")
+        return " ".join([f"{teach} && {words[0]}", *words[1:], f"--extra teacher.txt.gz --seed {seed}", "--out RUN"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,8 @@ class Neural:
         return self.config().context
 
     def train_command(self, corpus: str, seed: int) -> str:
-        return f"vlhmm baseline {self.kind} {corpus} --seed {seed} --out RUN"
+        words = [f"vlhmm baseline {self.kind} {corpus}", *(f"--set {change}" for change in self.changes)]
+        return " ".join([*words, f"--seed {seed}", "--out RUN"])
 
 
 @dataclass(frozen=True, slots=True)
