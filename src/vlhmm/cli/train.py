@@ -30,6 +30,7 @@ examples:
   vlhmm train ptb --preset em-ptb --out runs/ptb --time-limit 90m      the same line again goes on
   vlhmm train ptb --preset paper-ptb --states 2^10 --out runs/small
   vlhmm train train.txt --valid valid.txt --out runs/big --set model.num_blocks=256 --set training.rate=0.01
+  vlhmm train ptb --preset em-ptb --extra teacher.txt.gz --out runs/distilled   learns from a teacher's samples too
   vlhmm train ptb --preset em-ptb --dry-run                            parameters, memory, time; nothing is written
 
 presets (vlhmm train --list-presets shows them with their settings):
@@ -47,6 +48,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("train", metavar="TRAIN", nargs="?", help="a text file, - for standard input, or a corpus name")
     parser.add_argument("--valid", metavar="VALID", help="validation text; corpora by name bring their own")
+    parser.add_argument(
+        "--extra", metavar="FILE", help="more text to train on, a share at a time, e.g. samples of a better model"
+    )
     parser.add_argument("--out", metavar="RUN", help="the run's folder")
     parser.add_argument("--preset", metavar="NAME", default="default", help="a whole configuration (default: default)")
     parser.add_argument(
@@ -94,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
     config = configured(args, override, preset)
     device = setup(args)
     from vlhmm.data import Vocabulary
+    from vlhmm.data.text import encode, read_lines
     from vlhmm.training import trainer
 
     note = note_to(args.quiet)
@@ -103,6 +108,9 @@ def run(args: argparse.Namespace) -> int:
         f"{corpus.name}: {corpus.train.num_tokens:,} training tokens, {corpus.valid.num_tokens:,} for validation, "
         f"{len(corpus.vocabulary):,} words, {corpus.train.num_oov:,} tokens out of vocabulary"
     )
+    if args.extra:
+        corpus = corpus._replace(extra=encode(read_lines(args.extra), corpus.vocabulary))
+        note(f"{args.extra}: {corpus.extra.num_tokens:,} extra tokens, {corpus.extra.num_oov:,} out of vocabulary")
     blocks = given_blocks(args, config, corpus)
     if args.dry_run:
         from vlhmm.training.dry_run import dry_run
@@ -121,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
             should_stop=stop_asked,
             note=note,
             blocks=blocks,
-            described={"train": args.train, "valid": args.valid},
+            described={"train": args.train, "valid": args.valid, "extra": args.extra},
         )
     summary = {
         "run": args.out,

@@ -5,6 +5,7 @@ stopped goes on. Test is looked at once, when the run is finished, with the mode
 rules are recorded.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,9 @@ from typing import Any, NamedTuple
 
 from vlhmm.config import unknown
 from vlhmm.data.corpora import Corpus
-from vlhmm.errors import VlhmmError
+from vlhmm.data.files import write_atomically
+from vlhmm.data.text import Text, encode, read_lines, write_text
+from vlhmm.errors import ConfigError, VlhmmError
 from vlhmm.experiments.results import Record, Store
 from vlhmm.experiments.rows import Hmm, KneserNey, Neural, Row, Run
 
@@ -265,12 +268,16 @@ def train_hmm(
     from vlhmm.training import trainer
 
     config = recipe.config(seed)
+    before = 0.0  # seconds: a teacher's, whose samples are trained on
+    if recipe.teacher is not None:
+        extra, before = taught(recipe, corpus, folder, place)
+        corpus = corpus._replace(extra=extra)
 
     def seen(status: trainer.Status) -> None:
         if status.checked:
-            best = finite(status.best)
+            best, seconds = finite(status.best), before + status.seconds
             share = status.step / status.total_steps
-            tick(Tick(run.name, status.epoch, status.epochs, status.valid, best, status.seconds, share), None)
+            tick(Tick(run.name, status.epoch, status.epochs, status.valid, best, seconds, share), None)
 
     result = trainer.train(
         corpus,
@@ -287,8 +294,36 @@ def train_hmm(
     progress = result.step / result.total_steps
     epochs = config.training.epochs * progress
     return Trained(
-        result.num_parameters, epochs, result.seconds, finite(result.best_valid), progress, result.stopped_by
+        result.num_parameters, epochs, before + result.seconds, finite(result.best_valid), progress, result.stopped_by
     )
+
+
+def taught(recipe: Hmm, corpus: Corpus, folder: Path, place: Place) -> tuple[Text, float]:
+    """Text drawn from the recipe's teacher, once, into a folder beside the run's; and what teacher and text took."""
+    import torch
+
+    from vlhmm.baselines import load_baseline
+
+    assert recipe.teacher is not None
+    name = f"{corpus.name}-{recipe.teacher.kind}"
+    record, home = place.store.get(name, 0), place.runs / f"{name}-seed0"
+    if record is None or not record.is_finished or not (home / "model.safetensors").exists():
+        raise ConfigError(
+            f"the teacher {name} is not trained in {home}; run vlhmm reproduce table1 --only "
+            f"{corpus.name}/{recipe.teacher.kind} first"
+            + (f" (its record is kept, its model is gone: remove {place.store.path(name, 0)})" if record else "")
+        )
+    drawn = folder.with_name(f"{folder.name}-samples")
+    if not (drawn / "seconds.json").exists():
+        place.note(f"drawing {recipe.teacher_tokens:,} tokens from {home}")
+        began = time.perf_counter()
+        teacher = load_baseline(home)
+        text = teacher.sample(recipe.teacher_tokens, torch.Generator().manual_seed(0))  # type: ignore[attr-defined]
+        drawn.mkdir(parents=True, exist_ok=True)
+        write_text(drawn / "samples.txt.gz", text, corpus.vocabulary)
+        write_atomically(drawn / "seconds.json", json.dumps(time.perf_counter() - began).encode())
+    text = encode(read_lines(drawn / "samples.txt.gz"), corpus.vocabulary)
+    return text, record.wall_s + json.loads((drawn / "seconds.json").read_text())
 
 
 def train_neural(

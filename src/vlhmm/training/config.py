@@ -23,6 +23,7 @@ class TrainingConfig:
     batch_tokens: int = 8_192  # tokens a batch, for sentence batches
     accumulate: int = 1  # gradient: batches whose expected counts make one step
     em_tokens: int | None = None  # em: tokens an E-step; none: the whole training text
+    extra_tokens: int | None = None  # em: tokens of an extra text an E-step; none: as many as the training text has
     m_steps: int = 3  # em: optimizer steps an E-step
     smoothing: float = 0.0  # em, scalar: Dirichlet pseudo-counts toward block averages
     epochs: float = 50.0
@@ -37,6 +38,7 @@ class TrainingConfig:
     decay: float = 4.0  # plateau: the rate is divided by this
     patience: int = 8  # plateau: checks without improvement
     checks_per_epoch: float = 4.0  # validations an epoch
+    calibrate: bool = False  # at the end: factors on the logits, chosen on the validation text
     average: float = 0.0  # decay of the weights' moving average; 0: none
     seed: int = 0
     checkpoint_seconds: float = 60.0
@@ -62,6 +64,8 @@ class TrainingConfig:
                 raise ConfigError(f"{name}={getattr(self, name)} must lie in [0, 1)")
         if self.em_tokens is not None and self.em_tokens < 1:
             raise ConfigError(f"em_tokens={self.em_tokens} must be at least 1, or none for the whole text")
+        if self.extra_tokens is not None and self.extra_tokens < 1:
+            raise ConfigError(f"extra_tokens={self.extra_tokens} must be at least 1, or none for as many as there are")
         if self.method == "gradient" and self.optimizer == "closed-form":
             raise ConfigError("optimizer=closed-form belongs to method=em; gradient training takes adamw")
         if self.optimizer == "closed-form" and self.state_dropout:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 
 from vlhmm.data.batches import Batch, sentence_batches, stream_batches
-from vlhmm.data.text import Text
+from vlhmm.data.text import Text, joined, shards
+from vlhmm.errors import ConfigError
 from vlhmm.training.config import TrainingConfig
 
 
@@ -16,8 +17,21 @@ def generator_for(seed: int, purpose: str, number: int) -> torch.Generator:
     return torch.Generator().manual_seed(mixed % (1 << 63))
 
 
-def make_plan(text: Text, config: TrainingConfig, eos: int) -> Callable[[int], list[list[Batch]]]:
-    """epoch -> its steps, each a list of batches whose counts are gathered; no token is ever left out."""
+def make_plan(
+    text: Text, config: TrainingConfig, eos: int, extra: Text | None = None
+) -> Callable[[int], list[list[Batch]]]:
+    """epoch -> its steps, each a list of batches whose counts are gathered; no token is ever left out.
+
+    With an extra text, every E-step reads the whole text and the next `extra_tokens` of the extra one, over and over.
+    """
+    if extra is not None:
+        if config.method != "em" or config.em_tokens is not None or config.batch != "sentences":
+            raise ConfigError(
+                "an extra text needs training.method=em, training.batch=sentences and no training.em_tokens: "
+                "every E-step reads the whole training text and a share of the extra one"
+            )
+        parts = shards(extra, config.extra_tokens or text.num_tokens)
+        return lambda epoch: [sentence_batches(joined(text, parts[epoch % len(parts)]), config.batch_tokens)]
     if config.batch == "streams":
         stream = stream_batches(text, config.num_streams, config.segment_length, eos, config.context)
         return lambda epoch: grouped(stream, config)

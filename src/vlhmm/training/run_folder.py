@@ -1,4 +1,4 @@
-"""A run's folder: config.json, vocabulary.txt, blocks.tsv, model.safetensors, journal.jsonl, checkpoint/.
+"""A run's folder: config.json, vocabulary.txt, blocks.tsv, model.safetensors, calibration.json, journal.jsonl, checkpoint/.
 
 Every file is written to a temporary name, synced and renamed: a kill at any moment leaves the old
 one or the new one. Nothing is pickled; loading runs no code from the files.
@@ -7,6 +7,7 @@ one or the new one. Nothing is pickled; loading runs no code from the files.
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from vlhmm.config import from_dict, to_dict
 from vlhmm.data.files import write_atomically
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError
+from vlhmm.training.calibration import Factors
 from vlhmm.training.config import FORMAT_VERSION, RunConfig
 
 
@@ -31,6 +33,7 @@ class RunFolder:
         self.config_path, self.vocabulary_path = self.path / "config.json", self.path / "vocabulary.txt"
         self.blocks_path, self.model_path = self.path / "blocks.tsv", self.path / "model.safetensors"
         self.journal_path, self.checkpoint_path = self.path / "journal.jsonl", self.path / "checkpoint"
+        self.calibration_path = self.path / "calibration.json"
 
     # ---- what a run is
 
@@ -91,6 +94,21 @@ class RunFolder:
                 f"{self.path} has no model.safetensors yet: its run has not been validated once; go on with vlhmm train"
             )
         return load_tensors(self.model_path)
+
+    def save_calibration(self, factors: Factors) -> None:
+        write_atomically(self.calibration_path, (json.dumps(asdict(factors)) + "\n").encode())
+
+    def calibration(self) -> Factors | None:
+        """The factors on the model's logits; None if it was not calibrated."""
+        if not self.calibration_path.exists():
+            return None
+        content = self._json(self.calibration_path)
+        try:
+            return from_dict(Factors, content)
+        except Exception as error:
+            raise CheckpointError(
+                f"{self.calibration_path} is damaged ({error}); remove it to use the model as it was trained"
+            ) from None
 
     # ---- checkpoint: everything needed to go on bit for bit
 

@@ -28,6 +28,7 @@ from vlhmm.model.hmm import HMM, Kept
 from vlhmm.model.language_model import DEFAULT_MEMORY, HMMLanguageModel
 from vlhmm.model.state_dropout import sample_columns, sample_features, sample_kept
 from vlhmm.model.tables import Tables
+from vlhmm.training.calibration import last_layers, scaled, search
 from vlhmm.training.closed_form import maximize
 from vlhmm.training.config import RunConfig, TrainingConfig
 from vlhmm.training.expectation import Buffers, Prepared, expectation, expected_log_likelihood, prepare
@@ -86,7 +87,9 @@ def load_hmm(path: str | Path) -> tuple[HMM, RunFolder, RunConfig]:
     config, _ = folder.config()
     blocks = folder.blocks(folder.vocabulary())
     hmm = HMM(config.model, blocks)
-    load_into(hmm, folder.load_model(), folder.model_path)
+    factors = folder.calibration()
+    weights = folder.load_model()
+    load_into(hmm, scaled(weights, config.model, factors) if factors else weights, folder.model_path)
     return hmm, folder, config
 
 
@@ -116,7 +119,7 @@ class Trainer:
             betas=(0.9, self.settings.beta2),
             fused=True,
         )
-        self.plan = make_plan(corpus.train, self.settings, corpus.vocabulary.eos)
+        self.plan = make_plan(corpus.train, self.settings, corpus.vocabulary.eos, corpus.extra)
         self.group_of_word = torch.from_numpy(blocks.group_of_word).to(self.device)
         first_epoch = self.plan(0)
         self.steps_per_epoch = len(first_epoch)
@@ -213,8 +216,8 @@ class Trainer:
         return self.average if self.average is not None else dict(self.hmm.named_parameters())
 
     @torch.no_grad()
-    def language_model(self) -> HMMLanguageModel:
-        weights = {name: tensor.detach() for name, tensor in self.weights().items()}
+    def language_model(self, weights: dict[str, Tensor]) -> HMMLanguageModel:
+        weights = {name: tensor.detach() for name, tensor in weights.items()}
         potentials = torch.func.functional_call(self.hmm, weights, ())
         tables = Tables(potentials, self.blocks)
         model = HMMLanguageModel(self.corpus.vocabulary, tables, self.settings.context, self.memory or DEFAULT_MEMORY)
@@ -223,15 +226,32 @@ class Trainer:
         self.tile_cache = model.cache
         return model
 
+    def perplexity(self, weights: dict[str, Tensor]) -> float:
+        """On the validation text."""
+        settings = self.settings
+        return evaluate(
+            self.language_model(weights), self.corpus.valid, settings.context, settings.num_streams
+        ).perplexity
+
     def check(self) -> bool:
         """Validates; keeps the model if it is the best so far. True if it was."""
-        report = evaluate(self.language_model(), self.corpus.valid, self.settings.context, self.settings.num_streams)
-        self.valid = report.perplexity
+        self.valid = self.perplexity(self.weights())
         is_best = self.valid < self.plateau.best
         self.plateau = self.plateau.after_check(self.valid, self.settings.patience)
         if is_best:
             self.folder.save_model(self.weights())
         return is_best
+
+    def calibrate(self) -> None:
+        """Finds the factors that suit the best model, writes them beside it, and says so in the journal."""
+        began = time.monotonic()
+        model, weights = self.config.model, {n: t.to(self.device) for n, t in self.folder.load_model().items()}
+        kinds = tuple(last_layers(model))
+        factors, valid = search(lambda tried: self.perplexity(scaled(weights, model, tried)), kinds)
+        self.folder.save_calibration(factors)
+        found = {kind: getattr(factors, kind) for kind in kinds}
+        seconds = round(time.monotonic() - began, 2)
+        self.folder.journal({"event": "calibrated", "valid": valid, **found, "seconds": seconds})
 
     # ---- checkpoint
 
@@ -419,13 +439,20 @@ def train(
                 }
             )
         trainer.save()
+    best_valid, seconds = trainer.plateau.best, trainer.elapsed
+    if finished and config.training.calibrate:
+        if not any(event["event"] == "calibrated" for event in folder.events()):
+            note("calibrating on the validation text")
+            trainer.calibrate()
+        calibrated = next(event for event in folder.events() if event["event"] == "calibrated")
+        best_valid, seconds = calibrated["valid"], seconds + calibrated["seconds"]
     return TrainResult(
         finished=finished,
         stopped_by=stopped_by,
         step=trainer.step,
         total_steps=trainer.total_steps,
-        best_valid=trainer.plateau.best,
-        seconds=trainer.elapsed,
+        best_valid=best_valid,
+        seconds=seconds,
         num_parameters=sum(p.numel() for p in trainer.hmm.parameters()),
     )
 
@@ -454,10 +481,12 @@ def open_run(
 ) -> Blocks:
     """The run's blocks: made and written for a new folder, read back from one that exists, which must be the same run."""
     if folder.exists():
-        stored, _ = folder.config()
+        stored, about = folder.config()
         refuse_other_run(folder, stored, config)
         if folder.vocabulary().words != corpus.vocabulary.words:
             raise ConfigError(f"{folder.path} was started with another vocabulary; choose another --out")
+        if {name: value for name, value in about.items() if name.startswith("extra_")} != about_extra(corpus):
+            raise ConfigError(f"{folder.path} was started with another extra text; choose another --out")
     elif folder.path.exists() and any(folder.path.iterdir()) and not folder.blocks_path.exists():
         raise CheckpointError(f"{folder.path} is not empty and holds no run; choose another --out")
     if folder.exists() and folder.blocks_path.exists():
@@ -468,9 +497,18 @@ def open_run(
     folder.path.mkdir(parents=True, exist_ok=True)
     blocks.write(folder.blocks_path, corpus.vocabulary.words, counts)
     folder.create(
-        config, corpus.vocabulary, {"name": corpus.name, "train_tokens": corpus.train.num_tokens, **described}
+        config,
+        corpus.vocabulary,
+        {"name": corpus.name, "train_tokens": corpus.train.num_tokens, **about_extra(corpus), **described},
     )
     return blocks
+
+
+def about_extra(corpus: Corpus) -> dict[str, Any]:
+    """What the run folder keeps of an extra text: enough to refuse another one."""
+    if corpus.extra is None:
+        return {}
+    return {"extra_tokens": corpus.extra.num_tokens, "extra_sum": int(corpus.extra.tokens.astype(np.int64).sum())}
 
 
 def refuse_other_run(folder: RunFolder, stored: RunConfig, config: RunConfig) -> None:
