@@ -109,8 +109,9 @@ def run(args: argparse.Namespace) -> int:
         f"{len(corpus.vocabulary):,} words, {corpus.train.num_oov:,} tokens out of vocabulary"
     )
     if args.extra:
-        corpus = corpus._replace(extra=encode(read_lines(args.extra), corpus.vocabulary))
-        note(f"{args.extra}: {corpus.extra.num_tokens:,} extra tokens, {corpus.extra.num_oov:,} out of vocabulary")
+        extra = encode(read_lines(args.extra), corpus.vocabulary)
+        corpus = corpus._replace(extra=extra)
+        note(f"{args.extra}: {extra.num_tokens:,} extra tokens, {extra.num_oov:,} out of vocabulary")
     blocks = given_blocks(args, config, corpus)
     if args.dry_run:
         from vlhmm.training.dry_run import dry_run

@@ -18,6 +18,7 @@ def em(num_states: int, num_blocks: int, epochs: float, **training: object) -> R
         num_blocks=num_blocks,
         transition="block-factored",
         embedding="additive",
+        network="linear",
         slot_code=8.0,
     )
     settings: dict = dict(
@@ -33,6 +34,7 @@ def em(num_states: int, num_blocks: int, epochs: float, **training: object) -> R
         checks_per_epoch=0.1,
         weight_decay=2.0,
         state_dropout=0.5,
+        calibrate=True,
     )
     return RunConfig(model=model, training=TrainingConfig(**(settings | training)))
 
@@ -60,7 +62,7 @@ def em_ptb() -> RunConfig:
 
 def em_wikitext_2() -> RunConfig:
     """2^15 states in 256 blocks on WikiText-2 by generalized EM"""
-    return em(2**15, 256, 220, embedding_dropout=0.25)
+    return em(2**15, 256, 170, embedding_dropout=0.2)
 
 
 def paper_ptb() -> RunConfig:

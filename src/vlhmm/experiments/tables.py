@@ -123,7 +123,7 @@ def dense_900(corpus: str, way: str, seconds: float) -> Run:
 def baseline(corpus: str, kind: str, seconds: float) -> Run:
     """A baseline with the paper's settings, but for a schedule that two cores can pay for."""
     cosine = ("schedule=cosine", "checks_per_epoch=1")
-    recipe, note = {
+    recipes: dict[str, tuple[KneserNey | Neural, str]] = {
         "kn": (KneserNey(), "interpolated modified Kneser-Ney, nothing pruned"),
         "ff": (
             Neural("ff", ("num_streams=32", "epochs=15", *cosine)),
@@ -133,7 +133,8 @@ def baseline(corpus: str, kind: str, seconds: float) -> Run:
             Neural("lstm", ("epochs=20", *cosine)),
             "20 epochs with a cosine (the paper: 50 epochs, plateau)",
         ),
-    }[kind]
+    }
+    recipe, note = recipes[kind]
     worth = {"ptb": BASELINE, "wikitext-2": WIKITEXT}[corpus] + ("kn", "ff", "lstm").index(kind)
     return run_of(recipe, [corpus, kind], note, corpus=corpus, worth=worth, seconds=seconds)
 

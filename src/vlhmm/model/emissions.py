@@ -9,6 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from vlhmm.model.fused import blocked_log_softmax
+
 
 def blocked(
     hidden: Float[Tensor, "block slot width"],
@@ -18,12 +20,8 @@ def blocked(
     block_sizes: list[int],
 ) -> Float[Tensor, "word slot"]:
     """log p(x | z) from state vectors and word vectors, normalized within each block."""
-    weights = weight[words_by_block].split(block_sizes)
-    biases = bias[words_by_block].split(block_sizes)
-    tables = [
-        torch.addmm(b, h, w.t()).log_softmax(-1).t() for h, w, b in zip(hidden.unbind(0), weights, biases, strict=True)
-    ]
-    return restore_order(torch.cat(tables), words_by_block)
+    table = blocked_log_softmax(hidden, weight[words_by_block], bias[words_by_block], block_sizes)
+    return restore_order(table, words_by_block)
 
 
 def blocked_scalar(

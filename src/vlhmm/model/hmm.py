@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from vlhmm.blocks.structure import Blocks
 from vlhmm.model import emissions
 from vlhmm.model.config import ModelConfig
-from vlhmm.model.networks import Residual, network
+from vlhmm.model.fused import linear_log_softmax, take
+from vlhmm.model.networks import Residual, composed, network
 from vlhmm.model.transitions import BlockFactored, Softmax, Transition
 
 
@@ -61,7 +62,7 @@ class StateEmbedding(nn.Module):
     def forward(self, slots: Tensor | None) -> Float[Tensor, "block slot width"]:
         state: Tensor = self.state
         if slots is not None:
-            state = state.gather(1, slots[..., None].expand(-1, -1, state.shape[2]))
+            state = take(state, slots)
         if self.kind == "factored":
             return torch.cat([self.block.expand(-1, state.shape[1], -1), state], dim=-1)
         if self.kind == "additive":
@@ -224,21 +225,31 @@ class HMM(nn.Module):
             sides = {side: compose(embedding) for side, compose in self.compose.items()}
         else:
             sides = dict.fromkeys(("start", "source", "target", "emission"), embedding)
-        hidden = {side: self.networks[side](x) if side in self.networks else x for side, x in sides.items()}
+        # a linear map before another is their product: it runs over the few outputs instead of all states
+        folded = self.config.transition == "block-factored" and self.config.network == "linear"
+        hidden = {
+            side: self.networks[side](x) if side in self.networks and not folded else x for side, x in sides.items()
+        }
+
+        def last(layer: nn.Linear, side: str) -> tuple[Tensor, Tensor]:
+            """The layer's weight and bias, with the side's linear map before it."""
+            return composed(layer, self.networks[side]) if folded else (layer.weight, layer.bias)
+
         start = self.start_score(hidden["start"])[..., 0]
         log_emission = emissions.blocked(
-            hidden["emission"], self.word.weight, self.word.bias, self.words_by_group, self.group_sizes
+            hidden["emission"], *last(self.word, "emission"), self.words_by_group, self.group_sizes
         )
         num_slots = embedding.shape[1]
         if self.config.transition == "softmax":
             flat = None if enterable is None else enterable.flatten()
             source, target = hidden["source"].flatten(0, 1), hidden["target"].flatten(0, 1)
             return start, log_emission, Softmax(source, target, None, flat, self._grid(num_slots))
-        source, target = self.tile_source(hidden["source"]), self.tile_target(hidden["target"])
+        source = nn.functional.linear(hidden["source"], *last(self.tile_source, "source"))
+        target = self.tile_target(hidden["target"])
         if self.config.slot_code:
             source = source + self.source_code
             target = target + (self.target_code if slots is None else self.target_code[slots])
-        log_block = self.next_block(hidden["source"]).log_softmax(-1)
+        log_block = linear_log_softmax(hidden["source"], *last(self.next_block, "source"))
         start = start + self.start_block[:, None]
         return start, log_emission, BlockFactored(log_block, source, target, None, enterable)
 

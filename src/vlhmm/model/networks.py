@@ -16,6 +16,12 @@ class Residual(nn.Module):
         return self.norm(torch.relu(self.second(inner)) + inner)
 
 
+def composed(outer: nn.Linear, inner: nn.Module) -> tuple[Tensor, Tensor]:
+    """Weight and bias of outer(inner(x)), both linear."""
+    assert isinstance(inner, nn.Linear)
+    return outer.weight @ inner.weight, outer.weight @ inner.bias + outer.bias
+
+
 def network(kind: str, size: int) -> nn.Module:
     """A residual network, or a linear map in its place."""
     return Residual(size) if kind == "residual" else nn.Linear(size, size)

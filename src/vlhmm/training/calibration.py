@@ -30,7 +30,10 @@ def last_layers(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     factored = config.transition == "block-factored"
     if config.parameterization == "scalar":
         transitions = {"transition": ("block_logits",), "within": ("tile_logits",)}
-        return {"emission": ("emission_logits",), **(transitions if factored else {"transition": ("transition_logits",)})}
+        return {
+            "emission": ("emission_logits",),
+            **(transitions if factored else {"transition": ("transition_logits",)}),
+        }
     emission = ("word.weight", "word.bias")
     if factored:
         within = ("tile_source.weight", "tile_source.bias", *(("source_code",) if config.slot_code else ()))

@@ -1,0 +1,57 @@
+"""Fused products against the plain expressions they stand for, values and gradients."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from vlhmm.model import fused
+from vlhmm.model.networks import composed, network
+
+CLOSE = dict(rtol=1e-11, atol=1e-13)
+
+
+def randn(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def assert_same(ours, plain, inputs):
+    """Equal values, and equal gradients of a random weighting of them."""
+    assert_close(ours, plain, **CLOSE)
+    weighting = torch.randn(plain.shape, dtype=plain.dtype, generator=torch.Generator().manual_seed(3))
+    gradients = [torch.autograd.grad((result * weighting).sum(), inputs) for result in (ours, plain)]
+    for a, b in zip(*gradients, strict=True):
+        assert_close(a, b, **CLOSE)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (7, 300)])  # the last: more rows than one chunk holds
+def test_linear_log_softmax(shape):
+    inputs = randn(*shape, 6), randn(4, 6), randn(4)
+    hidden, weight, bias = inputs
+    assert_same(fused.linear_log_softmax(*inputs), (hidden @ weight.T + bias).log_softmax(-1), inputs)
+
+
+def test_blocked_log_softmax():
+    sizes = [1, 4, 2]
+    inputs = randn(3, 5, 6), randn(7, 6), randn(7)
+    hidden, weight, bias = inputs
+    plain = torch.cat(
+        [
+            (h @ w.T + b).log_softmax(-1).T
+            for h, w, b in zip(hidden, weight.split(sizes), bias.split(sizes), strict=True)
+        ]
+    )
+    assert_same(fused.blocked_log_softmax(*inputs, sizes), plain, inputs)
+
+
+def test_take():
+    table, slots = randn(3, 5, 6), torch.tensor([[0, 4], [3, 1], [2, 3]])
+    plain = table.gather(1, slots[..., None].expand(-1, -1, 6))
+    assert_same(fused.take(table, slots), plain, (table,))
+
+
+def test_composed_maps_are_one_after_the_other():
+    inner, outer, x = network("linear", 6).double(), nn.Linear(6, 4).double(), randn(5, 6)
+    inputs = (*inner.parameters(), *outer.parameters())
+    assert_same(nn.functional.linear(x, *composed(outer, inner)), outer(inner(x)), inputs)
