@@ -169,7 +169,7 @@ def test_a_table_is_run_recorded_and_never_repeated(toy, tmp_path, monkeypatch):
         assert record.command == f"vlhmm reproduce table1 --only toy/{row.name}"
         assert record.machine["threads"] and record.settings == row.run.recipe.settings(0)
     journal = (tmp_path / "results" / "toy-hmm-seed0.jsonl").read_text().splitlines()
-    assert json.loads(journal[-1])["event"] == "finished"
+    assert [json.loads(line)["event"] for line in journal[-2:]] == ["finished", "calibrated"]
 
     files = {path: path.read_bytes() for path in (tmp_path / "results").iterdir()}
     monkeypatch.setattr(trainer, "train", lambda *a, **k: pytest.fail("a finished run was trained again"))

@@ -55,15 +55,24 @@ def measure_growth(
     timer: Timer,
     note: Callable[[str], None],
 ) -> dict[str, Any]:
-    """{ratio, points, skipped, …}: the large model's speed by the base's, every point, those skipped."""
+    """{ratio, large_batch, points, skipped, …}: the large model's speed by the base's, at small and large steps."""
+
+    def beside(base: Point, large: Point) -> dict[str, Any]:
+        """The two measured in turns: {ratio, points}."""
+        entries = {str(point): ("block-factored", settings(point)) for point in (base, large)}
+        together = contest(entries, sizes.growth_rounds, launch, timer)
+        points = [described(point, together[str(point)]) for point in (base, large)]
+        ratio = paired_ratio(together[str(large)], together[str(base)])
+        note(
+            f"  {large.num_states} states beside {base.num_states}, {base.batch_tokens:,} tokens a step: "
+            f"{points[1]['tokens_per_s']:,.0f} and {points[0]['tokens_per_s']:,.0f} tokens/s, {ratio:.2f}"
+        )
+        return {"ratio": ratio, "points": points}
+
     base, large = pair(sizes)
-    entries = {str(point): ("block-factored", settings(point)) for point in (base, large)}
-    together = contest(entries, sizes.growth_rounds, launch, timer)
-    points = [described(point, together[str(point)]) for point in (base, large)]
-    note(
-        f"  {large.num_states} states beside {base.num_states}: "
-        f"{points[1]['tokens_per_s']:,.0f} and {points[0]['tokens_per_s']:,.0f} tokens/s"
-    )
+    small_steps = beside(base, large)
+    points = small_steps["points"]
+    large_steps = beside(*(point._replace(batch_tokens=sizes.growth_large_batch) for point in (base, large)))
     skipped, longest = [], 0.0
     for point in others(sizes):
         if timer.left < 1.4 * longest:
@@ -74,8 +83,13 @@ def measure_growth(
         longest = max(longest, timer.spent - before)
         points.append(described(point, alone[str(point)]))
         note(f"  {point}: {points[-1]['tokens_per_s']:,.0f} tokens/s, {points[-1]['peak_gb'] or 0:.1f} GB")
-    ratio = paired_ratio(together[str(large)], together[str(base)])
-    return {"ratio": ratio, "points": points, "skipped": skipped, "large_peak_gb": points[1]["peak_gb"]}
+    return {
+        "ratio": small_steps["ratio"],
+        "large_peak_gb": points[1]["peak_gb"],
+        "points": points,
+        "large_batch": large_steps,
+        "skipped": skipped,
+    }
 
 
 def described(point: Point, figures: dict[str, Any]) -> dict[str, Any]:

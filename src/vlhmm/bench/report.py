@@ -39,9 +39,10 @@ def context(row: dict[str, Any]) -> str:
 
 def headline_rows(row: dict[str, Any]) -> list[tuple[str, ...]]:
     """(name, value) of the promised keys."""
-    small = row["sizes_measured"]["growth_pair"]
+    sizes = row["sizes_measured"]
+    small = sizes["growth_pair"]
     pair = {
-        "states_2_17_vs_2_15": f" ({small[1]} states by {small[0]})",
+        "states_2_17_vs_2_15": f" ({small[1]} states by {small[0]}, {sizes['growth_large_batch']:,} tokens a step)",
         "states_2_17_peak_gb": f" ({small[1]} states)",
     }
     return [(f"`{name}`{pair.get(name, '')}", shown(row[name])) for name in HEADLINES]
@@ -62,6 +63,7 @@ def contestants(row: dict[str, Any]) -> str:
 
     training, naive = figures.get("training", {}), figures.get("naive", {})
     add("block-factored, gradient", training.get("block_factored"))
+    add("block-factored, gradient, residual networks", training.get("block_factored_residual"))
     add("block-factored, E-step", figures.get("em"), "estep_tokens_per_s")
     add("block-factored, whole EM iteration", figures.get("em"))
     add("the paper's softmax, streamed", figures.get("softmax"))
@@ -106,7 +108,7 @@ def notes(row: dict[str, Any]) -> str:
     sizes = row["sizes_measured"]
     lines = [
         f"h={sizes['hidden_size']}, λ={sizes['state_dropout']}, {sizes['batch_tokens']:,} tokens a step "
-        "unless said. Medians; the contestants of a ratio take turns.",
+        "and linear maps unless said. Medians; the contestants of a ratio take turns.",
         "The naive program has no state dropout, and dense tables of transitions and masked emissions; "
         "`dense` multiplies messages over all states, `blocked` gathers block tiles.",
     ]
@@ -119,7 +121,14 @@ def notes(row: dict[str, Any]) -> str:
             f"Counting transitions alone it is {share:.0%}."
         )
     lines += [f"{part}: not measured ({row['figures'][part]['error']})." for part in row["incomplete"]]
-    skipped = row["figures"].get("growth", {}).get("skipped")
+    growth = row["figures"].get("growth", {})
+    if "ratio" in growth:
+        states, tokens = sizes["growth_pair"], sizes["growth_batch_tokens"]
+        lines.append(
+            f"At {tokens:,} tokens a step {states[1]} states run at {growth['ratio']:.2f} times the speed of {states[0]}: "
+            "what a step does to every state weighs more."
+        )
+    skipped = growth.get("skipped")
     if skipped:
         lines.append(f"No time was left for: {'; '.join(skipped)}.")
     return "\n".join(f"- {line}" for line in lines)

@@ -81,22 +81,25 @@ class Bench:
         return found
 
     def training(self) -> Figures:
-        """Block-factored by gradient and two LSTMs, in turn."""
+        """Block-factored by gradient (linear maps; residual networks) and two LSTMs, in turn."""
         sizes = self.sizes
         ours = self.settings(sizes.num_states, sizes.num_blocks, transition="block-factored")
         entries = {
             "machine": ("machine", {**self.common, **self.tiny_machine}),
             "block_factored": ("block-factored", ours),
+            "block_factored_residual": ("block-factored", {**ours, "network": "residual"}),
             "lstm": ("lstm", ours),
             "package_lstm": ("package-lstm", ours),
         }
         found = contest(entries, sizes.rounds, self.launch, self.timer)
-        found["block_factored"] |= {"num_states": sizes.num_states, "num_blocks": sizes.num_blocks}
-        for label in ("block_factored", "lstm", "package_lstm"):
+        for label in ("block_factored", "block_factored_residual"):
+            found[label] |= {"num_states": sizes.num_states, "num_blocks": sizes.num_blocks}
+        for label in ("block_factored", "block_factored_residual", "lstm", "package_lstm"):
             self.note(f"  {label}: {speed(found[label])}")
         return {
             **found,
             "block_factored_vs_lstm": paired_ratio(found["block_factored"], found["lstm"]),
+            "block_factored_residual_vs_lstm": paired_ratio(found["block_factored_residual"], found["lstm"]),
             "block_factored_vs_package_lstm": paired_ratio(found["block_factored"], found["package_lstm"]),
         }
 
@@ -303,6 +306,7 @@ def headlines(figures: Figures) -> Figures:
     def by(theirs: float | None) -> float | None:
         return ours / theirs if ours and theirs else None
 
+    large_points = get("growth", "large_batch", "points")
     return {
         "block_factored_vs_lstm": get("training", "block_factored_vs_lstm"),
         "block_factored_vs_naive": by(get("naive", "dense", "tokens_per_s")),
@@ -310,13 +314,17 @@ def headlines(figures: Figures) -> Figures:
         "softmax_share_of_peak": get("softmax", "share_of_peak"),
         "softmax_peak_gb": get("softmax", "peak_gb"),
         "estep_tokens_per_s": get("em", "estep_tokens_per_s"),
-        "states_2_17_vs_2_15": get("growth", "ratio"),
-        "states_2_17_peak_gb": get("growth", "large_peak_gb"),
+        "states_2_17_vs_2_15": get("growth", "large_batch", "ratio"),
+        "states_2_17_peak_gb": large_points[1]["peak_gb"] if large_points else None,
         "scoring_tokens_per_s": get("scoring", "tokens_per_s"),
         "scoring_max_abs_diff": get("scoring", "check", "max_abs_diff"),
+        "states_2_17_tokens_a_step": large_points[1]["batch_tokens"] if large_points else None,
+        "states_2_17_vs_2_15_small_steps": get("growth", "ratio"),
+        "states_2_17_small_steps_peak_gb": get("growth", "large_peak_gb"),
         "block_factored_tokens_per_s": ours,
         "block_factored_peak_gb": get("training", "block_factored", "peak_gb"),
         "lstm_tokens_per_s": get("training", "lstm", "tokens_per_s"),
+        "block_factored_residual_vs_lstm": get("training", "block_factored_residual_vs_lstm"),
         "block_factored_vs_package_lstm": get("training", "block_factored_vs_package_lstm"),
         "em_iteration_tokens_per_s": get("em", "tokens_per_s"),
         "em_peak_gb": get("em", "peak_gb"),

@@ -46,6 +46,7 @@ class Sizes:
     growth_k: tuple[int, ...] = (64, 128, 512)
     growth_tokens: tuple[int, ...] = (512, 1_024, 2_048, 4_096, 16_384)
     growth_batch_tokens: int = 8_192
+    growth_large_batch: int = 131_072  # the pair once more: what a step does to every state is shared by more tokens
     growth_rounds: int = 4
 
 
@@ -73,6 +74,7 @@ QUICK = Sizes(
     growth_k=(128,),
     growth_tokens=(1_024,),
     growth_batch_tokens=4_096,
+    growth_large_batch=32_768,
     growth_rounds=2,
 )
 
@@ -109,6 +111,7 @@ TINY = Sizes(
     growth_k=(4,),
     growth_tokens=(128,),
     growth_batch_tokens=256,
+    growth_large_batch=512,
     growth_rounds=1,
 )
 

@@ -28,7 +28,7 @@ SEGMENT_LENGTH = 32  # of the package's LSTM on streams: the paper's
 
 
 def run_config(settings: dict[str, Any]) -> RunConfig:
-    """A contestant's configuration: block-factored as our presets have it, softmax as the paper has it."""
+    """A contestant's configuration: block-factored with linear maps, or as told; softmax as the paper has it."""
     ours = settings["transition"] == "block-factored"
     model = ModelConfig(
         num_states=settings["num_states"],
@@ -36,6 +36,7 @@ def run_config(settings: dict[str, Any]) -> RunConfig:
         hidden_size=settings["hidden_size"],
         transition=settings["transition"],
         embedding="additive" if ours else "independent",
+        network=settings.get("network", "linear") if ours else "residual",
         slot_code=8.0 if ours else 0.0,
     )
     training = TrainingConfig(

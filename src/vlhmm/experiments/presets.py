@@ -7,18 +7,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from vlhmm.config import unknown
-from vlhmm.model.config import ModelConfig
+from vlhmm.model.config import ModelConfig, Network
 from vlhmm.training.config import RunConfig, TrainingConfig
 
 
-def em(num_states: int, num_blocks: int, epochs: float, **training: object) -> RunConfig:
+def em(num_states: int, num_blocks: int, epochs: float, network: Network = "residual", **training: object) -> RunConfig:
     """Our model: block-factored transitions, trained by generalized EM under state dropout."""
     model = ModelConfig(
         num_states=num_states,
         num_blocks=num_blocks,
         transition="block-factored",
         embedding="additive",
-        network="linear",
+        network=network,
         slot_code=8.0,
     )
     settings: dict = dict(
@@ -62,7 +62,7 @@ def em_ptb() -> RunConfig:
 
 def em_wikitext_2() -> RunConfig:
     """2^15 states in 256 blocks on WikiText-2 by generalized EM"""
-    return em(2**15, 256, 170, embedding_dropout=0.2)
+    return em(2**15, 256, 170, "linear", embedding_dropout=0.2)
 
 
 def paper_ptb() -> RunConfig:

@@ -518,7 +518,7 @@ def refuse_other_run(folder: RunFolder, stored: RunConfig, config: RunConfig) ->
         pairs = ours[part].items() if isinstance(ours[part], dict) else [("", ours[part])]
         for name, value in pairs:
             other = theirs[part][name] if name else theirs[part]
-            if other != value and name != "checkpoint_seconds":
+            if other != value and name not in ("checkpoint_seconds", "calibrate"):
                 path = f"{part}.{name}" if name else part
                 raise ConfigError(
                     f"{folder.path} holds a run with {path}={other}, asked for {value}; choose another --out, or remove that folder"
