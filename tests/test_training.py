@@ -247,6 +247,25 @@ def test_em_m_steps_raise_the_likelihood(toy):
     assert seen == sorted(seen) and seen[-1] > seen[0]
 
 
+@pytest.mark.parametrize("transition", ["softmax", "block-factored"])
+@pytest.mark.parametrize("method", ["gradient", "em"])
+def test_training_with_and_without_kernels_is_the_same(toy, tmp_path, monkeypatch, transition, method):
+    """Three steps, compiled and in plain torch: the same likelihoods on the way, to float32's accuracy."""
+    changes = [f"training.method={method}", f"model.transition={transition}", "model.slot_code=0"]
+    config, seen = tiny(*changes, "training.rate=0.003", "training.warmup_steps=0"), []
+    for kernels in ("1", "0"):
+        monkeypatch.setenv("VLHMM_KERNELS", kernels)
+        blocks = trainer_module.make_blocks(config.model, toy.train.tokens, toy.vocabulary, 0)
+        run = Trainer(toy, config, trainer_module.RunFolder(tmp_path), blocks, "cpu", None)
+        likelihoods = []
+        for _ in range(3):
+            run.log_likelihood = 0.0
+            run.run_step()
+            likelihoods.append(run.log_likelihood)
+        seen.append(likelihoods)
+    assert seen[0] == pytest.approx(seen[1], rel=1e-4) and len(set(seen[0])) == 3
+
+
 def test_counts_of_several_batches_pushed_through_once_equal_one_large_batch(toy):
     hmm, blocks = small_hmm("paper")
     vocabulary = Vocabulary(("<eos>", "<unk>", "a", "b", "c", "d", "e"))
