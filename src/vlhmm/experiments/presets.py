@@ -57,7 +57,7 @@ def demo() -> RunConfig:
 
 def em_ptb() -> RunConfig:
     """2^15 states in 256 blocks on Penn Treebank by generalized EM"""
-    return em(2**15, 256, 220, embedding_dropout=0.25)
+    return em(2**15, 256, 300, embedding_dropout=0.35)
 
 
 def em_wikitext_2() -> RunConfig:
