@@ -139,6 +139,7 @@ def run(args: argparse.Namespace) -> int:
         "step": result.step,
         "total_steps": result.total_steps,
         "best_valid": finite(result.best_valid),
+        "calibrated": result.calibrated,
         "context": config.training.context,
         "parameters": result.num_parameters,
         "seconds": round(result.seconds, 1),
@@ -152,7 +153,8 @@ def run(args: argparse.Namespace) -> int:
             else f"stopped by {result.stopped_by} at step {result.step} of {result.total_steps}"
         )
         best = (
-            f"best valid perplexity {result.best_valid:.2f} (context {config.training.context})"
+            f"best valid perplexity {result.best_valid:.2f} (context {config.training.context}"
+            f"{', calibrated' if result.calibrated else ''})"
             if summary["best_valid"]
             else "not validated yet"
         )

@@ -67,6 +67,7 @@ class TrainResult:
     step: int
     total_steps: int
     best_valid: float
+    calibrated: bool  # the best validation perplexity is that of the calibrated model
     seconds: float  # over all sittings
     num_parameters: int
 
@@ -452,6 +453,7 @@ def train(
         step=trainer.step,
         total_steps=trainer.total_steps,
         best_valid=best_valid,
+        calibrated=finished and config.training.calibrate,
         seconds=seconds,
         num_parameters=sum(p.numel() for p in trainer.hmm.parameters()),
     )
