@@ -46,7 +46,7 @@ class Sizes:
     growth_k: tuple[int, ...] = (64, 128, 512)
     growth_tokens: tuple[int, ...] = (512, 1_024, 2_048, 4_096, 16_384)
     growth_batch_tokens: int = 8_192
-    growth_large_batch: int = 131_072  # the pair once more: what a step does to every state is shared by more tokens
+    growth_large_batch: int = 32_768  # the pair once more: what a step does to every state is shared by more tokens
     growth_rounds: int = 4
 
 
@@ -74,7 +74,7 @@ QUICK = Sizes(
     growth_k=(128,),
     growth_tokens=(1_024,),
     growth_batch_tokens=4_096,
-    growth_large_batch=32_768,
+    growth_large_batch=16_384,
     growth_rounds=2,
 )
 
