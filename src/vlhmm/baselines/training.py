@@ -2,9 +2,9 @@
 split.
 
 AdamW, clipped gradients, a few validations an epoch, and a rate that is divided when they stop improving, or
-follows a cosine to zero. A run with a folder can be stopped at any moment and goes on, when called again, as if it had not been: after
-the same number of steps its weights are the same to the last bit (on the same machine with as many
-threads).
+follows a cosine to zero. A run with a folder can be stopped at any moment and goes on, when called again, as if
+it had not been: after the same number of steps its weights are the same to the last bit (on the same machine with
+as many threads).
 """
 
 import hashlib

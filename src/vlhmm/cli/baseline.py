@@ -174,6 +174,8 @@ def _draw(model: Any, args: argparse.Namespace) -> None:
 
     from vlhmm.data.text import write_text
 
+    if not args.quiet:
+        _say(f"drawing {args.sample_tokens:,} tokens, about a minute for every million")
     text = model.sample(args.sample_tokens, torch.Generator().manual_seed(args.seed))
     write_text(args.samples, text, model.vocabulary)
     if not args.quiet:

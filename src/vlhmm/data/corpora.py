@@ -38,9 +38,7 @@ class Corpus(NamedTuple):
     train: Text
     valid: Text
     test: Text | None  # None only for a user's own texts
-    extra: Text | None = (
-        None  # more to train on, e.g. a teacher's samples; blocks and vocabulary are not learned from it
-    )
+    extra: Text | None = None  # more to train on, e.g. a teacher's samples; no vocabulary or blocks come from it
 
 
 class _Counts(NamedTuple):

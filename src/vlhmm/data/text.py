@@ -104,8 +104,8 @@ def read_lines(path: str | Path) -> Iterator[list[str]]:
 def write_text(path: str | Path, text: Text, vocabulary: Vocabulary) -> None:
     """Writes a text as words, a line a sentence, packed if the name ends in .gz; whole or not at all."""
     words = np.array(vocabulary.words, dtype=object)
-    lines = (" ".join(words[text.sentence(i)[:-1]]) + "\n" for i in range(text.num_sentences))
-    content = "".join(lines).encode()
+    sentences = (" ".join(words[text.sentence(i)[:-1]]) + "\n" for i in range(text.num_sentences))
+    content = "".join(sentences).encode()
     write_atomically(Path(path), gzip.compress(content, 6, mtime=0) if str(path).endswith(".gz") else content)
 
 
