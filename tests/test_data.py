@@ -488,11 +488,11 @@ def test_download_of_an_archive_tries_the_next_address(alone, monkeypatch):
 def test_ptb_is_what_was_published():
     corpus = load_corpus("ptb", DATA)
     assert len(corpus.vocabulary) == 10_000 and corpus.vocabulary.words[:3] == ("the", UNK, EOS)
-    assert [text.num_tokens for text in corpus[2:]] == [929_589, 73_760, 82_430]
-    assert [text.num_sentences for text in corpus[2:]] == [42_068, 3_370, 3_761]
-    assert [text.num_oov for text in corpus[2:]] == [0, 0, 0]
+    assert [text.num_tokens for text in corpus[2:5]] == [929_589, 73_760, 82_430]
+    assert [text.num_sentences for text in corpus[2:5]] == [42_068, 3_370, 3_761]
+    assert [text.num_oov for text in corpus[2:5]] == [0, 0, 0]
     assert corpus.train.num_unk == 45_020
-    for split, text in zip(("train", "valid", "test"), corpus[2:], strict=True):
+    for split, text in zip(("train", "valid", "test"), corpus[2:5], strict=True):
         content = corpora.corpus_path("ptb", split, DATA).read_bytes()
         assert (
             corpora._Checksum(len(content), hashlib.sha256(content).hexdigest())
@@ -516,7 +516,7 @@ def test_truncated_ptb_is_refused(alone):
 def test_wikitext_2_is_what_was_published():
     corpus = load_corpus("wikitext-2", DATA)
     assert len(corpus.vocabulary) == 33_278
-    assert [text.num_tokens for text in corpus[2:]] == [2_088_628, 217_646, 245_569]
+    assert [text.num_tokens for text in corpus[2:5]] == [2_088_628, 217_646, 245_569]
     for split in ("valid", "test"):
         content = corpora.corpus_path("wikitext-2", split, DATA).read_bytes()
         assert (
