@@ -389,3 +389,20 @@ def test_nothing_in_a_run_folder_is_pickled(toy, tmp_path):
         for name in files:
             head = Path(root, name).read_bytes()[:4]
             assert not head.startswith((b"\x80\x04", b"\x80\x02", b"PK\x03\x04")), name
+
+
+@pytest.mark.parametrize(
+    "changes", [[], ["model.transition=softmax", "model.slot_code=0"], ["model.embedding=factored"]]
+)
+def test_two_threads_add_up_in_one_order(toy, tmp_path, changes):
+    """Sizes at which torch splits sums among threads: the same steps end in the same bits, every time."""
+    config = tiny("model.num_states=2048", "model.num_blocks=8", "model.hidden_size=64", *changes)
+    blocks = trainer_module.make_blocks(config.model, toy.train.tokens, toy.vocabulary, 0)
+    seen = []
+    for _ in range(4):
+        run = Trainer(toy, config, trainer_module.RunFolder(tmp_path), blocks, "cpu", None)
+        for _ in range(2):
+            run.run_step()
+        seen.append({name: p.detach().clone() for name, p in run.hmm.named_parameters()})
+    for other in seen[1:]:
+        assert_same_bits(seen[0], other)

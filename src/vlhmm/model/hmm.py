@@ -66,7 +66,7 @@ class StateEmbedding(nn.Module):
         if self.kind == "factored":
             return torch.cat([self.block.expand(-1, state.shape[1], -1), state], dim=-1)
         if self.kind == "additive":
-            return state + self.block + (self.slot if slots is None else self.slot[slots])
+            return state + self.block + looked_up(self.slot, slots)
         return state
 
 
@@ -248,7 +248,7 @@ class HMM(nn.Module):
         target = self.tile_target(hidden["target"])
         if self.config.slot_code:
             source = source + self.source_code
-            target = target + (self.target_code if slots is None else self.target_code[slots])
+            target = target + looked_up(self.target_code, slots)
         log_block = linear_log_softmax(hidden["source"], *last(self.next_block, "source"))
         start = start + self.start_block[:, None]
         return start, log_emission, BlockFactored(log_block, source, target, None, enterable)
@@ -298,6 +298,11 @@ class HMM(nn.Module):
         source = self.networks["source"](embedding)
         transition = Softmax(source, embedding, None, columns, self.states_of_group, partition=False)
         return ModelPotentials(log_start, log_emission, transition)
+
+
+def looked_up(table: Float[Tensor, "slot width"], slots: Int[Tensor, "block kept"] | None) -> Tensor:
+    """table[slots], or the whole table; as an embedding, whose gradient is added up in a fixed order on any number of threads."""
+    return table if slots is None else nn.functional.embedding(slots, table)
 
 
 @torch.no_grad()
