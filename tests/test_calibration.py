@@ -14,6 +14,7 @@ from vlhmm.data.text import encode, joined, lines, shards
 from vlhmm.errors import CheckpointError, ConfigError
 from vlhmm.evaluation.perplexity import evaluate
 from vlhmm.model.tables import Tables
+from vlhmm.training import trainer as trainer_module
 from vlhmm.training.calibration import Factors, last_layers, scaled, search
 from vlhmm.training.trainer import train
 
@@ -72,12 +73,13 @@ def test_search_finds_the_least_of_a_bowl():
 
 
 @pytest.mark.parametrize("changes", [[], [*GRADIENT, "model.transition=softmax", "model.slot_code=0"]])
-def test_a_calibrated_run_is_better_on_valid_and_loads_so(toy, tmp_path, changes):  # noqa: F811
+def test_a_calibrated_run_is_better_on_valid_and_loads_so(toy, tmp_path, monkeypatch, changes):  # noqa: F811
     plain = train(toy, tiny(*changes, "training.calibrate=false"), tmp_path / "plain")
     calibrated = train(toy, tiny(*changes, "training.calibrate=true"), tmp_path / "run")
     assert calibrated.best_valid < plain.best_valid  # 400 sentences: too sure of itself, whatever the model
     loaded = evaluate(vlhmm.load(tmp_path / "run"), toy.valid, "reset").perplexity
     assert loaded == pytest.approx(calibrated.best_valid, rel=1e-5)
+    monkeypatch.setattr(trainer_module, "search", lambda *_: pytest.fail("calibrated twice"))
     again = train(toy, tiny(*changes, "training.calibrate=true"), tmp_path / "run")
     assert again.best_valid == calibrated.best_valid  # not calibrated twice
     (tmp_path / "run" / "calibration.json").unlink()

@@ -40,16 +40,16 @@ class _LinearLogSoftmax(torch.autograd.Function):
         flat = gradient.reshape(len(rows), -1)
         parts = (tensor.split(ROWS) for tensor in (rows, d_rows, result, flat))
         for part, d_part, log_probs, given in zip(*parts, strict=True):
-            d_logits = through_log_softmax(given, log_probs)
+            d_logits = through_log_softmax(given, log_probs, -1)
             torch.mm(d_logits, weight, out=d_part)
             d_weight.addmm_(d_logits.t(), part)
             d_bias += d_logits.sum(0)
         return d_rows.view(ctx.shape), d_weight, d_bias
 
 
-def through_log_softmax(gradient: Tensor, log_probs: Tensor) -> Tensor:
-    """The gradient in the logits, from that in their log_softmax over the last axis."""
-    return log_probs.exp().mul_(-gradient.sum(-1, keepdim=True)).add_(gradient)
+def through_log_softmax(gradient: Tensor, log_probs: Tensor, axis: int) -> Tensor:
+    """The gradient in the logits, from that in their log_softmax over the axis."""
+    return log_probs.exp().mul_(-gradient.sum(axis, keepdim=True)).add_(gradient)
 
 
 def blocked_log_softmax(
@@ -86,7 +86,7 @@ class _BlockedLogSoftmax(torch.autograd.Function):
             *(tensor.split(sizes) for tensor in (weight, d_weight, d_bias, result, gradient)),
         )
         for state, d_state, word, d_word, d_b, log_probs, given in zip(*parts, strict=True):
-            d_logits = log_probs.exp().mul_(-given.sum(0)).add_(given)
+            d_logits = through_log_softmax(given, log_probs, 0)
             torch.mm(d_logits.t(), word, out=d_state)
             torch.mm(d_logits, state, out=d_word)
             torch.sum(d_logits, 1, out=d_b)

@@ -445,6 +445,7 @@ def train(
         if not any(event["event"] == "calibrated" for event in folder.events()):
             note("calibrating on the validation text")
             trainer.calibrate()
+            trainer.save()  # a restored run forgets what the journal says after its checkpoint
         calibrated = next(event for event in folder.events() if event["event"] == "calibrated")
         best_valid, seconds = calibrated["valid"], seconds + calibrated["seconds"]
     return TrainResult(
