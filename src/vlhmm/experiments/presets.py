@@ -62,7 +62,7 @@ def em_ptb() -> RunConfig:
 
 def em_wikitext_2() -> RunConfig:
     """2^15 states in 256 blocks on WikiText-2 by generalized EM"""
-    return em(2**15, 256, 170, "linear", embedding_dropout=0.2)
+    return em(2**15, 256, 240, embedding_dropout=0.15)
 
 
 def paper_ptb() -> RunConfig:
