@@ -20,9 +20,12 @@ KINDS = {
     "block-factored-coded": dict(transition="block-factored", embedding="additive", slot_code=4.0),
     "block-factored-linear": dict(transition="block-factored", network="linear", embedding="additive"),
     "block-factored-scalar": dict(transition="block-factored", parameterization="scalar"),
+    "low-rank": dict(transition="block-factored", within="low-rank"),
+    "low-rank-coded": dict(transition="block-factored", within="low-rank", embedding="additive", slot_code=4.0),
     "none": dict(constraint="none", num_blocks=1),
     "uneven": dict(allocation="tokens"),
     "uneven-block-factored": dict(allocation="tokens", transition="block-factored"),
+    "uneven-low-rank": dict(allocation="tokens", transition="block-factored", within="low-rank"),
     "uniform": dict(constraint="uniform", states_per_word=3),
 }
 

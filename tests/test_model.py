@@ -16,6 +16,7 @@ from vlhmm.errors import ConfigError
 from vlhmm.model.config import ModelConfig
 from vlhmm.model.hmm import HMM, Kept
 from vlhmm.model.language_model import HMMLanguageModel
+from vlhmm.model.low_rank import LowRank
 from vlhmm.model.state_dropout import num_kept, sample_columns, sample_kept
 from vlhmm.model.tables import Tables
 from vlhmm.model.transitions import BlockFactored
@@ -33,13 +34,15 @@ def dense_by_definition(hmm, blocks, kept=None):
     enterable = torch.ones(num_states, dtype=torch.bool)
     if transition.enterable is not None:
         enterable = transition.enterable.flatten()
-    if isinstance(transition, BlockFactored):
+    if isinstance(transition, BlockFactored | LowRank):
         rows = []
         for z in range(num_states):
             m, i = divmod(z, size)
             row = []
             for to in range(blocks.num_groups):
-                if transition.logits is not None:
+                if isinstance(transition, LowRank):
+                    scores = (transition.target[to].exp() @ transition.source[m, i].exp()).log()
+                elif transition.logits is not None:
                     scores = transition.logits[m, to, i]
                 else:
                     scores = transition.target[to] @ transition.source[m, i]

@@ -35,6 +35,7 @@ from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, TrainingError
 from vlhmm.evaluation.perplexity import evaluate, perplexity
 from vlhmm.evaluation.protocol import LanguageModel
+from vlhmm.memory import kept_memory
 
 Event = dict[str, Any]
 Progress = Callable[[Event], None]
@@ -134,6 +135,7 @@ def load_baseline(run_dir: str | Path) -> LanguageModel:
     return model
 
 
+@kept_memory()
 def train_baseline(
     kind: str,
     corpus: Corpus,

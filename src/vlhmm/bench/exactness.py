@@ -16,10 +16,11 @@ from vlhmm.data.batches import Batch, sentence_batches
 from vlhmm.data.text import Text
 from vlhmm.inference import reference
 from vlhmm.model.chains import chain_of, distinct_pairs, pair_codes
-from vlhmm.model.hmm import ModelPotentials
+from vlhmm.model.hmm import ModelPotentials, Transition
 from vlhmm.model.language_model import HMMLanguageModel
+from vlhmm.model.low_rank import LowRank
 from vlhmm.model.tables import Tables
-from vlhmm.model.transitions import BlockFactored, Transition, columns_to_log
+from vlhmm.model.transitions import BlockFactored, columns_to_log
 from vlhmm.training.expectation import expectation, expected_log_likelihood, prepare
 
 # float32 against float64: what rounding can do, and no more
@@ -49,8 +50,11 @@ def few_sentences(text: Text, tokens: int) -> Text:
 
 def plain_log_tiles(transition: Transition, from_group: Tensor, to_group: Tensor) -> Tensor:
     """log A[states of from][:, states of to], (P, K, K), by the definition, differentiable."""
-    if isinstance(transition, BlockFactored):
-        if transition.logits is not None:
+    if isinstance(transition, BlockFactored | LowRank):
+        if isinstance(transition, LowRank):
+            channels = transition.source[from_group][:, :, None] + transition.target[to_group][:, None]
+            scores = channels.logsumexp(-1)
+        elif transition.logits is not None:
             scores = transition.logits[from_group, to_group]
         else:
             assert transition.source is not None and transition.target is not None

@@ -18,13 +18,15 @@ class Point(NamedTuple):
     num_states: int
     states_per_block: int
     batch_tokens: int
+    within: str = "softmax"
 
     @property
     def num_blocks(self) -> int:
         return self.num_states // self.states_per_block
 
     def __str__(self) -> str:
-        return f"{self.num_states} states, k={self.states_per_block}, {self.batch_tokens} tokens a step"
+        how = "" if self.within == "softmax" else f", {self.within} within blocks"
+        return f"{self.num_states} states, k={self.states_per_block}, {self.batch_tokens} tokens a step{how}"
 
 
 def pair(sizes: Sizes) -> tuple[Point, Point]:
@@ -55,7 +57,10 @@ def measure_growth(
     timer: Timer,
     note: Callable[[str], None],
 ) -> dict[str, Any]:
-    """{ratio, large_batch, points, skipped, …}: the large model's speed by the base's, at small and large steps."""
+    """{ratio, large_batch, low_rank, points, skipped, …}: the large model's speed by the base's, at small and large steps.
+
+    `low_rank` is the pair with low-rank factors within blocks, at the largest steps: no tiles to be made.
+    """
 
     def beside(base: Point, large: Point) -> dict[str, Any]:
         """The two measured in turns: {ratio, points}."""
@@ -64,7 +69,8 @@ def measure_growth(
         points = [described(point, together[str(point)]) for point in (base, large)]
         ratio = paired_ratio(together[str(large)], together[str(base)])
         note(
-            f"  {large.num_states} states beside {base.num_states}, {base.batch_tokens:,} tokens a step: "
+            f"  {large.num_states} states beside {base.num_states}, {base.batch_tokens:,} tokens a step, "
+            f"{base.within} within blocks: "
             f"{points[1]['tokens_per_s']:,.0f} and {points[0]['tokens_per_s']:,.0f} tokens/s, {ratio:.2f}"
         )
         return {"ratio": ratio, "points": points}
@@ -73,6 +79,7 @@ def measure_growth(
     small_steps = beside(base, large)
     points = small_steps["points"]
     large_steps = beside(*(point._replace(batch_tokens=sizes.growth_large_batch) for point in (base, large)))
+    low_rank = beside(*(p._replace(batch_tokens=sizes.growth_low_rank_batch, within="low-rank") for p in (base, large)))
     skipped, longest = [], 0.0
     for point in others(sizes):
         if timer.left < 1.4 * longest:
@@ -88,6 +95,7 @@ def measure_growth(
         "large_peak_gb": points[1]["peak_gb"],
         "points": points,
         "large_batch": large_steps,
+        "low_rank": low_rank,
         "skipped": skipped,
     }
 

@@ -42,7 +42,7 @@ def headline_rows(row: dict[str, Any]) -> list[tuple[str, ...]]:
     sizes = row["sizes_measured"]
     small = sizes["growth_pair"]
     pair = {
-        "states_2_17_vs_2_15": f" ({small[1]} states by {small[0]}, {sizes['growth_large_batch']:,} tokens a step)",
+        "states_2_17_vs_2_15": f" ({small[1]} states by {small[0]}, {sizes['growth_low_rank_batch']:,} tokens a step, low-rank within blocks)",
         "states_2_17_peak_gb": f" ({small[1]} states)",
     }
     return [(f"`{name}`{pair.get(name, '')}", shown(row[name])) for name in HEADLINES]
@@ -64,6 +64,7 @@ def contestants(row: dict[str, Any]) -> str:
     training, naive = figures.get("training", {}), figures.get("naive", {})
     add("block-factored, gradient", training.get("block_factored"))
     add("block-factored, gradient, residual networks", training.get("block_factored_residual"))
+    add("block-factored, gradient, low-rank within blocks", training.get("low_rank"))
     add("block-factored, E-step", figures.get("em"), "estep_tokens_per_s")
     add("block-factored, whole EM iteration", figures.get("em"))
     add("the paper's softmax, streamed", figures.get("softmax"))

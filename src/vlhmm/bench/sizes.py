@@ -47,6 +47,7 @@ class Sizes:
     growth_tokens: tuple[int, ...] = (512, 1_024, 2_048, 4_096, 16_384)
     growth_batch_tokens: int = 8_192
     growth_large_batch: int = 32_768  # the pair once more: what a step does to every state is shared by more tokens
+    growth_low_rank_batch: int = 131_072  # and with low-rank factors within blocks
     growth_rounds: int = 4
 
 
@@ -75,6 +76,7 @@ QUICK = Sizes(
     growth_tokens=(1_024,),
     growth_batch_tokens=4_096,
     growth_large_batch=16_384,
+    growth_low_rank_batch=65_536,
     growth_rounds=2,
 )
 
@@ -112,6 +114,7 @@ TINY = Sizes(
     growth_tokens=(128,),
     growth_batch_tokens=256,
     growth_large_batch=512,
+    growth_low_rank_batch=1_024,
     growth_rounds=1,
 )
 

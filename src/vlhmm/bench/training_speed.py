@@ -37,6 +37,7 @@ def run_config(settings: dict[str, Any]) -> RunConfig:
         transition=settings["transition"],
         embedding="additive" if ours else "independent",
         network=settings.get("network", "linear") if ours else "residual",
+        within=settings.get("within", "softmax"),
         slot_code=8.0 if ours else 0.0,
     )
     training = TrainingConfig(

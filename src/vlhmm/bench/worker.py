@@ -10,6 +10,7 @@ and says one line in all.
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from statistics import median
 from typing import Any, Protocol
 
@@ -82,6 +83,7 @@ def main(arguments: list[str]) -> int:
     from vlhmm.bench.errors import ExactnessError
     from vlhmm.bench.machine import peak_gb
     from vlhmm.errors import VlhmmError
+    from vlhmm.memory import kept_memory
 
     out = sys.stdout
     sys.stdout = sys.stderr  # the lines below are all that is said to the parent
@@ -95,17 +97,18 @@ def main(arguments: list[str]) -> int:
             import torch
 
             torch.set_num_threads(settings["threads"])
-        runner = contestant(name, {"seed": 0, **settings, "own_process": True})
-        ready = runner.prepare()
-        if "rounds" in settings:
-            rounds = [runner.step() for _ in range(settings["rounds"])]
-            say({**ready, **summary(rounds), "peak_gb": peak_gb()})
+        with nullcontext() if name in ("machine", "scoring") else kept_memory():  # as `train` does; for all who train
+            runner = contestant(name, {"seed": 0, **settings, "own_process": True})
+            ready = runner.prepare()
+            if "rounds" in settings:
+                rounds = [runner.step() for _ in range(settings["rounds"])]
+                say({**ready, **summary(rounds), "peak_gb": peak_gb()})
+                return 0
+            say(ready)
+            for _ in sys.stdin:
+                say(runner.step())
+            say({"peak_gb": peak_gb()})
             return 0
-        say(ready)
-        for _ in sys.stdin:
-            say(runner.step())
-        say({"peak_gb": peak_gb()})
-        return 0
     except VlhmmError as error:
         say({"error": str(error), "inexact": isinstance(error, ExactnessError), "exit_code": error.exit_code})
     except (MemoryError, RuntimeError, KeyError, ValueError, OSError) as error:

@@ -11,12 +11,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vlhmm.inference import reference, scaled
+from vlhmm.inference import channels, reference, scaled
 from vlhmm.inference.chain import Chain, Counts, Forward, Posteriors, Potentials
+from vlhmm.inference.channels import ChannelCounts, ChannelPotentials
 from vlhmm.inference.decode import sample_posterior, viterbi
 
 __all__ = [
     "Chain",
+    "ChannelCounts",
+    "ChannelPotentials",
     "Counts",
     "Forward",
     "Posteriors",
@@ -69,17 +72,25 @@ def posteriors(potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch
 
 
 def add_expected_counts(
-    counts: Counts,
-    potentials: Potentials,
+    counts: Counts | ChannelCounts,
+    potentials: Potentials | ChannelPotentials,
     chain: Chain,
     carry: Float[Tensor, "batch slot"] | None = None,
     workspace=None,
 ) -> Forward:
     """Adds a batch's expected counts to `counts`, in place; returns the forward pass.
 
-    On kernels `counts.tiles` gathers sums that are still to be multiplied by the tiles, once for
-    many batches: call `finish_counts` after the last.
+    What it gathers may still have to be multiplied by the tables, once for many batches: call `finish_counts` after
+    the last.
     """
+    if isinstance(potentials, ChannelPotentials):
+        assert isinstance(counts, ChannelCounts)
+        if use_kernels(potentials.emission):
+            from vlhmm.inference import channel_kernels
+
+            return channel_kernels.add_expected_counts(counts, potentials, chain, carry, workspace)
+        return channels.add_expected_counts(counts, potentials, chain, carry)
+    assert isinstance(counts, Counts)
     if use_kernels(potentials.emission):
         from vlhmm.inference import kernels
 
@@ -92,8 +103,12 @@ def add_expected_counts(
     return scaled.add_expected_counts(counts, potentials, chain, carry)
 
 
-def finish_counts(counts: Counts, potentials: Potentials) -> Counts:
+def finish_counts(counts: Counts | ChannelCounts, potentials: Potentials | ChannelPotentials) -> Counts | ChannelCounts:
     """Expected counts, from what `add_expected_counts` gathered under these potentials."""
+    if isinstance(counts, ChannelCounts):
+        assert isinstance(potentials, ChannelPotentials)
+        return channels.finish_counts(counts, potentials)
+    assert isinstance(potentials, Potentials)
     if use_kernels(potentials.emission):
         from vlhmm.inference import kernels
 

@@ -10,6 +10,7 @@ Transition = Literal["softmax", "block-factored"]
 Parameterization = Literal["neural", "scalar"]
 Embedding = Literal["independent", "factored", "additive"]
 Network = Literal["residual", "linear"]
+Within = Literal["softmax", "low-rank"]
 Allocation = Literal["equal", "tokens"]
 
 
@@ -28,6 +29,7 @@ class ModelConfig:
     embedding: Embedding = "independent"  # "factored": the paper's block + state; "additive": block + slot + own
     network: Network = "residual"
     hidden_size: int = 256  # h
+    within: Within = "softmax"  # p(z' | z, m') of block-factored transitions; "low-rank": through tile_width channels
     tile_width: int = 64  # width of the within-block logits of block-factored transitions
     slot_code: float = 0.0  # >0: slot j of every block starts as "came from block j", with this strength
 
@@ -56,3 +58,5 @@ class ModelConfig:
             raise ConfigError(f"embedding=factored halves hidden_size, got the odd number {self.hidden_size}")
         if self.allocation == "tokens" and self.constraint not in ("brown", "frequency"):
             raise ConfigError(f"allocation=tokens needs blocks; constraint={self.constraint} has none")
+        if self.within == "low-rank" and (self.transition, self.parameterization) != ("block-factored", "neural"):
+            raise ConfigError("within=low-rank takes transition=block-factored and parameterization=neural")

@@ -12,8 +12,11 @@ from vlhmm.blocks.structure import Blocks
 from vlhmm.model import emissions
 from vlhmm.model.config import ModelConfig
 from vlhmm.model.fused import linear_log_softmax, take
+from vlhmm.model.low_rank import LowRank
 from vlhmm.model.networks import Residual, composed, network
-from vlhmm.model.transitions import BlockFactored, Softmax, Transition
+from vlhmm.model.transitions import BlockFactored, Softmax
+
+Transition = Softmax | BlockFactored | LowRank
 
 
 class ModelPotentials(NamedTuple):
@@ -155,8 +158,7 @@ class HMM(nn.Module):
         self.word.weight.mul_(0.5)
         if self.config.slot_code:
             num_groups, num_slots = self.source_code.shape[0], self.target_code.shape[0]
-            code = torch.empty(num_groups, self.config.tile_width).normal_(generator=generator)
-            code *= math.sqrt(self.config.slot_code) / code.norm(dim=1, keepdim=True)
+            code = first_code(self.config, num_groups, generator)
             self.source_code.copy_(code[:, None])
             self.target_code.copy_(code[torch.arange(num_slots) % num_groups])
 
@@ -251,6 +253,8 @@ class HMM(nn.Module):
             target = target + looked_up(self.target_code, slots)
         log_block = linear_log_softmax(hidden["source"], *last(self.next_block, "source"))
         start = start + self.start_block[:, None]
+        if self.config.within == "low-rank":
+            return start, log_emission, LowRank(log_block, source, target, enterable)
         return start, log_emission, BlockFactored(log_block, source, target, None, enterable)
 
     def _scalar_potentials(self, slots: Tensor | None, enterable: Tensor | None) -> tuple[Tensor, Tensor, Transition]:
@@ -298,6 +302,15 @@ class HMM(nn.Module):
         source = self.networks["source"](embedding)
         transition = Softmax(source, embedding, None, columns, self.states_of_group, partition=False)
         return ModelPotentials(log_start, log_emission, transition)
+
+
+def first_code(config: ModelConfig, num_groups: int, generator: torch.Generator) -> Float[Tensor, "group width"]:
+    """A vector a block, the same for leaving it and for a slot that remembers it; together they weigh `slot_code` nats."""
+    if config.within == "low-rank":  # blocks share channels in turn
+        channel = torch.arange(num_groups) % config.tile_width
+        return nn.functional.one_hot(channel, config.tile_width) * (config.slot_code / 2)
+    code = torch.empty(num_groups, config.tile_width).normal_(generator=generator)
+    return code * (math.sqrt(config.slot_code) / code.norm(dim=1, keepdim=True))
 
 
 def looked_up(table: Float[Tensor, "slot width"], slots: Int[Tensor, "block kept"] | None) -> Tensor:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vlhmm.blocks.structure import Blocks
 from vlhmm.model import emissions
-from vlhmm.model.hmm import ModelPotentials
-from vlhmm.model.transitions import Softmax, Transition
+from vlhmm.model.hmm import ModelPotentials, Transition
+from vlhmm.model.transitions import Softmax
 
 ROWS_AT_ONCE = 1 << 23  # entries of A made at a time: 32 MB in float32
 

@@ -401,6 +401,3 @@ class _TiledSoftmax(torch.autograd.Function):
     def backward(ctx, *gradients):
         d_source, d_target = ctx.saved_tensors
         return gradients[0] * d_source, gradients[0] * d_target, None, None, None, None, None, None, None
-
-
-Transition = Softmax | BlockFactored

@@ -14,9 +14,10 @@ from torch import Tensor
 from vlhmm import inference
 from vlhmm.data.batches import Batch
 from vlhmm.errors import ConfigError
-from vlhmm.inference import Chain, Counts, Potentials
+from vlhmm.inference import Chain, ChannelCounts, ChannelPotentials, Counts, Potentials
 from vlhmm.model.chains import Carry, Pairs, chain_of, distinct_pairs, last_carry, pair_codes
 from vlhmm.model.hmm import ModelPotentials
+from vlhmm.model.low_rank import LowRank
 
 
 class Prepared(NamedTuple):
@@ -31,12 +32,12 @@ class Prepared(NamedTuple):
 class Expectation(NamedTuple):
     """Expected counts, the log-likelihood they were taken under, and the state after the last batch."""
 
-    counts: Counts
+    counts: Counts | ChannelCounts
     pairs: Pairs
     log_likelihood: float
     tokens: int
     carry: Carry | None
-    tiles: Tensor  # the transition tiles of the pairs under the parameters of this E-step
+    tiles: Tensor | None  # the transition tiles of the pairs under the parameters of this E-step, where any were made
 
 
 class Buffers:
@@ -87,11 +88,12 @@ def prepare(
     return Prepared(chains, [batch.continues for batch in batches], pairs, total)
 
 
-def predicted_bytes(prepared: Prepared, num_slots: int) -> int:
+def predicted_bytes(prepared: Prepared, num_slots: int, num_channels: int | None = None) -> int:
     """Memory of an E-step in float32: tiles and their counts, and the messages of the largest batch."""
-    tiles = 2 * len(prepared.pairs.from_group) * num_slots**2
-    messages = max(3 * chain.emit_of.numel() * num_slots for chain in prepared.chains)
-    return 4 * (tiles + messages)
+    num_pairs, tokens = len(prepared.pairs.from_group), max(chain.emit_of.numel() for chain in prepared.chains)
+    if num_channels is not None:  # no tiles; the channels' own tables are no larger than the embeddings
+        return 4 * (2 * num_pairs * num_slots + tokens * (5 * num_slots + 2 * num_channels))
+    return 4 * (2 * num_pairs * num_slots**2 + 3 * tokens * num_slots)
 
 
 def expectation(
@@ -101,21 +103,35 @@ def expectation(
     buffers: Buffers | None = None,
     memory: int | None = None,
 ) -> Expectation:
-    """Expected counts of all batches: tiles of the pairs that occur, forward-backward, sums; exact, no gradient."""
-    buffers = buffers or Buffers()
+    """Expected counts of all batches: tiles of the pairs that occur, forward-backward, sums; exact, no gradient.
+
+    Low-rank transitions need no tiles: their counts are those of the channels.
+    """
+    buffers, transition = buffers or Buffers(), potentials.transition
     emission = potentials.log_emission.detach().exp()
     num_slots = emission.shape[1]
-    needed = predicted_bytes(prepared, num_slots)
+    needed = predicted_bytes(
+        prepared, num_slots, transition.source.shape[-1] if isinstance(transition, LowRank) else None
+    )
     if memory is not None and needed > memory:
         raise ConfigError(
             f"one E-step needs {needed / 1e9:.1f} GB for tiles and counts of {len(prepared.pairs.from_group):,} block pairs, "
             f"the memory budget is {memory / 1e9:.1f} GB; raise --memory, lower training.em_tokens or take fewer states per block"
         )
-    shape = (len(prepared.pairs.from_group), num_slots, num_slots)
-    tiles = potentials.transition.tiles(*prepared.pairs, out=buffers.get("tiles", shape, emission))
-    table = Potentials(potentials.log_start.detach().exp(), emission, tiles)
-    sums = buffers.get("counts", shape, emission).zero_()
-    counts = Counts(torch.zeros_like(table.start), torch.zeros_like(emission), sums)
+    start, tiles = potentials.log_start.detach().exp(), None
+    table: Potentials | ChannelPotentials
+    counts: Counts | ChannelCounts
+    if isinstance(transition, LowRank):
+        phi, psi = (factor.detach() for factor in transition.factors())
+        leave = transition.leave(phi, psi, *prepared.pairs)
+        table = ChannelPotentials(start, emission, leave, phi, psi, *prepared.pairs)
+        counts = ChannelCounts.zeros_like(table)
+    else:
+        shape = (len(prepared.pairs.from_group), num_slots, num_slots)
+        tiles = transition.tiles(*prepared.pairs, out=buffers.get("tiles", shape, emission))
+        table = Potentials(start, emission, tiles)
+        sums = buffers.get("counts", shape, emission).zero_()
+        counts = Counts(torch.zeros_like(start), torch.zeros_like(emission), sums)
     workspace, total = buffers.messages(emission), 0.0
     for chain, continues in zip(prepared.chains, prepared.continues, strict=True):
         if not continues or carry is None:
@@ -129,7 +145,11 @@ def expectation(
 
 
 def expected_log_likelihood(
-    potentials: ModelPotentials, counts: Counts, pairs: Pairs, value: bool = True, tiles: Tensor | None = None
+    potentials: ModelPotentials,
+    counts: Counts | ChannelCounts,
+    pairs: Pairs,
+    value: bool = True,
+    tiles: Tensor | None = None,
 ) -> Tensor:
     """sum over all counts of count * log-potential, differentiable in the parameters.
 
@@ -141,5 +161,6 @@ def expected_log_likelihood(
         # a state that cannot be entered has log-probability -inf and no counts
         return (count * log_table.clamp(min=torch.finfo(log_table.dtype).min)).sum()
 
-    moves = potentials.transition.expected_log_likelihood(*pairs, counts.tiles, value, tiles)
+    of_moves: Any = counts if isinstance(counts, ChannelCounts) else counts.tiles
+    moves = potentials.transition.expected_log_likelihood(*pairs, of_moves, value, tiles)
     return dot(counts.start, potentials.log_start) + dot(counts.emission, potentials.log_emission) + moves

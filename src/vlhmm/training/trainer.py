@@ -23,6 +23,8 @@ from vlhmm.data.batches import Batch
 from vlhmm.data.corpora import Corpus
 from vlhmm.errors import CheckpointError, ConfigError, TrainingError
 from vlhmm.evaluation.perplexity import evaluate, perplexity
+from vlhmm.inference import Counts
+from vlhmm.memory import kept_memory
 from vlhmm.model.chains import Carry
 from vlhmm.model.hmm import HMM, Kept
 from vlhmm.model.language_model import DEFAULT_MEMORY, HMMLanguageModel
@@ -183,6 +185,7 @@ class Trainer:
         self.log_likelihood += expected.log_likelihood
         self.tokens += expected.tokens
         if self.settings.optimizer == "closed-form":
+            assert isinstance(expected.counts, Counts)  # low-rank transitions are never scalar
             maximize(self.hmm, expected.counts, expected.pairs, self.settings.smoothing)
         else:
             rate = rate_at(self.settings, self.step, self.total_steps, self.plateau)
@@ -351,6 +354,7 @@ def reduce_carry(carry: Carry | None, kept: Kept) -> Carry | None:
     return Carry(carry.group, torch.where(total > 1e-6, alpha / total.clamp(min=1e-30), uniform))
 
 
+@kept_memory()
 def train(
     corpus: Corpus,
     config: RunConfig,

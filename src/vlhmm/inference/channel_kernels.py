@@ -1,0 +1,202 @@
+"""The compiled twin of `channels` for CPUs; see `kernels` for threads, order of sums and what the compiler may do."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vlhmm.inference.chain import Chain, Forward
+from vlhmm.inference.channels import ChannelCounts, ChannelPotentials
+from vlhmm.inference.kernels import Workspace, arrays_of, carry_array, even_bounds, kernel, parallel
+
+
+@kernel
+def forward_rows(
+    first, last, start, emission, leave, source, target, from_row, to_row,
+    start_of, emit_of, edge_of, lengths, carry, alpha, scale, leaving, through,
+):  # fmt: skip
+    size, width = source.shape[1], source.shape[2]
+    even, zero = size - size % 4, emission[0, 0] * 0  # of the tables' type
+    for b in range(first, last):
+        for t in range(lengths[b]):
+            edge, word = edge_of[b, t], emit_of[b, t]
+            if edge < 0:
+                for j in range(size):
+                    alpha[b, t, j] = start[start_of[b, t], j]
+            else:
+                before = alpha[b, t - 1] if t > 0 else carry[b]
+                g, h = from_row[edge], to_row[edge]
+                for i in range(size):
+                    leaving[b, t, i] = before[i] * leave[edge, i]
+                for r in range(width):
+                    through[b, t, r] = 0
+                for i in range(0, even, 4):
+                    a0, a1, a2, a3 = leaving[b, t, i], leaving[b, t, i + 1], leaving[b, t, i + 2], leaving[b, t, i + 3]
+                    for r in range(width):
+                        through[b, t, r] += (
+                            a0 * source[g, i, r]
+                            + a1 * source[g, i + 1, r]
+                            + a2 * source[g, i + 2, r]
+                            + a3 * source[g, i + 3, r]
+                        )
+                for i in range(even, size):
+                    for r in range(width):
+                        through[b, t, r] += leaving[b, t, i] * source[g, i, r]
+                for j in range(0, even, 4):  # four rows at once share what is read of `through`
+                    s0 = s1 = s2 = s3 = zero
+                    for r in range(width):
+                        c = through[b, t, r]
+                        s0 += target[h, j, r] * c
+                        s1 += target[h, j + 1, r] * c
+                        s2 += target[h, j + 2, r] * c
+                        s3 += target[h, j + 3, r] * c
+                    alpha[b, t, j], alpha[b, t, j + 1], alpha[b, t, j + 2], alpha[b, t, j + 3] = s0, s1, s2, s3
+                for j in range(even, size):
+                    total = zero
+                    for r in range(width):
+                        total += target[h, j, r] * through[b, t, r]
+                    alpha[b, t, j] = total
+            total = zero
+            for j in range(size):
+                alpha[b, t, j] *= emission[word, j]
+                total += alpha[b, t, j]
+            scale[b, t] = total
+            if total > 0:
+                for j in range(size):
+                    alpha[b, t, j] /= total
+
+
+@kernel
+def backward_rows(
+    first, last, emission, leave, source, target, from_row, to_row,
+    emit_of, edge_of, lengths, alpha, scale, leaving, posterior, before, right, back,
+):  # fmt: skip
+    size, width = source.shape[1], source.shape[2]
+    even = size - size % 4
+    for b in range(first, last):
+        beta = np.ones_like(alpha[b, 0])
+        for t in range(lengths[b] - 1, -1, -1):
+            edge, word = edge_of[b, t], emit_of[b, t]
+            inverse = 1 / scale[b, t] if scale[b, t] > 0 else scale[b, t] * 0
+            for j in range(size):
+                posterior[b, t, j] = alpha[b, t, j] * beta[j]
+                right[b, t, j] = emission[word, j] * beta[j] * inverse
+            if edge < 0:
+                for i in range(size):
+                    beta[i] = 1
+            else:
+                g, h = from_row[edge], to_row[edge]
+                for r in range(width):
+                    back[b, t, r] = 0
+                for j in range(0, even, 4):
+                    a0, a1, a2, a3 = right[b, t, j], right[b, t, j + 1], right[b, t, j + 2], right[b, t, j + 3]
+                    for r in range(width):
+                        back[b, t, r] += (
+                            a0 * target[h, j, r]
+                            + a1 * target[h, j + 1, r]
+                            + a2 * target[h, j + 2, r]
+                            + a3 * target[h, j + 3, r]
+                        )
+                for j in range(even, size):
+                    for r in range(width):
+                        back[b, t, r] += right[b, t, j] * target[h, j, r]
+                for i in range(0, even, 4):
+                    s0 = s1 = s2 = s3 = beta[i] * 0
+                    for r in range(width):
+                        c = back[b, t, r]
+                        s0 += source[g, i, r] * c
+                        s1 += source[g, i + 1, r] * c
+                        s2 += source[g, i + 2, r] * c
+                        s3 += source[g, i + 3, r] * c
+                    beta[i], beta[i + 1], beta[i + 2], beta[i + 3] = s0, s1, s2, s3
+                for i in range(even, size):
+                    total = beta[i] * 0
+                    for r in range(width):
+                        total += source[g, i, r] * back[b, t, r]
+                    beta[i] = total
+                for i in range(size):
+                    before[b, t, i] = leaving[b, t, i] * beta[i]
+                    beta[i] *= leave[edge, i]
+
+
+@kernel
+def count_outer(first, last, positions, begin, left, right, sums):
+    """sums[g, i, r] += left[q, i] right[q, r] over the positions q of row g, four at a time."""
+    size, width = left.shape[1], right.shape[1]
+    for g in range(first, last):
+        s, end = begin[g], begin[g + 1]
+        while s + 4 <= end:
+            q0, q1, q2, q3 = positions[s], positions[s + 1], positions[s + 2], positions[s + 3]
+            for i in range(size):
+                a0, a1, a2, a3 = left[q0, i], left[q1, i], left[q2, i], left[q3, i]
+                for r in range(width):
+                    sums[g, i, r] += a0 * right[q0, r] + a1 * right[q1, r] + a2 * right[q2, r] + a3 * right[q3, r]
+            s += 4
+        while s < end:
+            q0 = positions[s]
+            for i in range(size):
+                a0 = left[q0, i]
+                for r in range(width):
+                    sums[g, i, r] += a0 * right[q0, r]
+            s += 1
+
+
+@kernel
+def count_rows(first, last, positions, begin, values, totals):
+    """totals[g] += values[q] over the positions q of row g."""
+    for g in range(first, last):
+        for s in range(begin[g], begin[g + 1]):
+            for j in range(totals.shape[1]):
+                totals[g, j] += values[positions[s], j]
+
+
+def add_expected_counts(
+    counts: ChannelCounts,
+    potentials: ChannelPotentials,
+    chain: Chain,
+    carry: Tensor | None = None,
+    workspace: Workspace | None = None,
+) -> Forward:
+    """As `channels.add_expected_counts`. With a workspace the messages live in it until its next use."""
+    start, emission, leave, source, target, from_row, to_row = (table.contiguous().numpy() for table in potentials)
+    start_of, emit_of, edge_of, lengths = arrays_of(chain)
+    batch, time = emit_of.shape
+    size, width = source.shape[1:]
+    workspace = workspace or Workspace()
+    names = ("alpha", "posterior", "right", "leaving", "before")
+    alpha, posterior, right, leaving, before = (workspace.get(n, (batch, time, size), emission.dtype) for n in names)
+    through, back = (workspace.get(n, (batch, time, width), emission.dtype) for n in ("through", "back"))
+    scale = workspace.get("scale", (batch, time), emission.dtype)
+    inside = np.arange(time)[None] < lengths[:, None]
+    if not inside.all():
+        alpha[~inside], scale[~inside] = 0, 1
+    held, bounds = carry_array(carry, batch, emission), even_bounds(lengths)
+    tables = (emission, leave, source, target, from_row, to_row)
+    parallel(
+        forward_rows, bounds, start, *tables, start_of, emit_of, edge_of, lengths, held, alpha, scale, leaving, through
+    )
+    parallel(
+        backward_rows, bounds, *tables, emit_of, edge_of, lengths, alpha, scale, leaving, posterior, before, right, back
+    )  # fmt: skip
+    moves, fresh = inside & (edge_of >= 0), inside & (edge_of < 0)
+    edges = np.where(moves, edge_of, 0)
+
+    def flat(rows: np.ndarray) -> np.ndarray:
+        return rows.reshape(batch * time, -1)
+
+    sums = (
+        (count_rows, emit_of, inside, (flat(posterior),), counts.emission),
+        (count_rows, start_of, fresh, (flat(posterior),), counts.start),
+        (count_rows, edge_of, moves, (flat(before),), counts.leave),
+        (count_outer, from_row[edges] if len(from_row) else edges, moves, (flat(leaving), flat(back)), counts.source),
+        (count_outer, to_row[edges] if len(to_row) else edges, moves, (flat(right), flat(through)), counts.target),
+    )
+    for count, rows_of, chosen, values, totals in sums:
+        positions = np.flatnonzero(chosen.reshape(-1))
+        rows = rows_of.reshape(-1)[positions]
+        occurrences = np.bincount(rows, minlength=len(totals))
+        begin = np.concatenate([[0], np.cumsum(occurrences)])
+        positions = positions[np.argsort(rows, kind="stable")]
+        parallel(count, even_bounds(occurrences), positions, begin, *values, totals.numpy())
+    with np.errstate(divide="ignore"):
+        log_scale = np.log(scale, dtype=np.float64)
+    return Forward(torch.from_numpy(alpha), torch.from_numpy(log_scale))
