@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 # of glibc's malloc.h: parameters of mallopt, what training sets, and what the library starts with
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-NEVER, NONE = -1, 0
-STANDARD_THRESHOLD, STANDARD_MAX = 128 * 1024, 65_536
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+NEVER, NONE, ROOM = -1, 0, 1 << 26
+STANDARD, STANDARD_MAX = 128 * 1024, 65_536
 
 
 @contextmanager
@@ -23,12 +23,14 @@ def kept_memory() -> Iterator[None]:
         yield
         return
     library.mallopt(M_MMAP_MAX, NONE)  # large tables come from the heap ...
-    library.mallopt(M_TRIM_THRESHOLD, NEVER)  # ... which does not shrink
+    library.mallopt(M_TRIM_THRESHOLD, NEVER)  # ... which does not shrink,
+    library.mallopt(M_TOP_PAD, ROOM)  # and grows by more than is asked for, as a hole a byte too small is no use
     try:
         yield
     finally:
         library.mallopt(M_MMAP_MAX, STANDARD_MAX)
-        library.mallopt(M_TRIM_THRESHOLD, STANDARD_THRESHOLD)
+        library.mallopt(M_TRIM_THRESHOLD, STANDARD)
+        library.mallopt(M_TOP_PAD, STANDARD)
         library.malloc_trim(0)
 
 
