@@ -56,7 +56,7 @@ class BaselineConfig:
     segment_length: int = 32  # tokens between two cuts of the gradient
     epochs: int = 50
     rate: float = 1e-3
-    weight_decay: float = 0.0
+    weight_decay: float = 0.0  # of matrices, not of biases
     clip: float = 5.0
     checks_per_epoch: int = 4
     schedule: Literal["plateau", "cosine"] = "plateau"  # cosine: from `rate` to 0 over all epochs
@@ -185,9 +185,11 @@ class _Trainer:
     ) -> None:
         self.corpus, self.folder, self.config, self.progress = corpus, folder, config, progress
         self.model = build_model(kind, corpus.vocabulary, config)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=config.rate, weight_decay=config.weight_decay, fused=True
-        )
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in self.model.parameters() if p.ndim > 1], "weight_decay": config.weight_decay},
+            {"params": [p for p in self.model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=config.rate, fused=True)
         self.generator = torch.Generator().manual_seed(config.seed + 1)  # of the dropout
         self.position = _Position(rate=config.rate)
         self.carry: Any = None
