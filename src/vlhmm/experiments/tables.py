@@ -241,7 +241,7 @@ def table2() -> list[Row]:
         ("factored", "+ block embeddings", "model.embedding=factored", 6.0, 2.2),
     )
     # free parameters have no embeddings to drop, and decay would flatten the distributions themselves
-    undecayed = {"scalar": ("training.weight_decay=0",)}
+    undecayed: dict[str, tuple[str, ...]] = {"scalar": ("training.weight_decay=0",)}
     for name, label, change, seconds, _ in changes:
         run = softmax(2**14, change, *undecayed.get(name, ()), called=name, worth=ABLATION, seconds=seconds)
         rows.append(row2(f"softmax-{name}", f"{label}, {PAPERS}", run, paper.ABLATIONS[name]))
