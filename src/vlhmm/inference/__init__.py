@@ -40,11 +40,16 @@ def use_kernels(table: Tensor) -> bool:
     return table.device.type == "cpu" and os.environ.get("VLHMM_KERNELS", "1") != "0"
 
 
+def by_kernels(potentials: Potentials) -> bool:
+    """Whether the kernels are the fast way: not where one tile serves all edges, which is one product a step."""
+    return use_kernels(potentials.emission) and len(potentials.tiles) != 1
+
+
 def forward(
     potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch slot"] | None = None, workspace=None
 ) -> Forward:
     """Filtered posteriors p(z_t | x_<=t) and log p(x_t | x_<t), in O(T K^2) a sequence."""
-    if use_kernels(potentials.emission):
+    if by_kernels(potentials):
         from vlhmm.inference import kernels
 
         return kernels.forward(potentials, chain, carry, workspace)
@@ -54,7 +59,7 @@ def forward(
 def posteriors(potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch slot"] | None = None) -> Posteriors:
     """Smoothed posteriors p(z_t | x) and p(z_t-1, z_t | x); the latter takes O(B T K^2) memory."""
     passed = forward(potentials, chain, carry)
-    if use_kernels(potentials.emission):
+    if by_kernels(potentials):
         from vlhmm.inference import kernels
 
         posterior, right = kernels.backward(potentials, chain, passed)
@@ -91,7 +96,7 @@ def add_expected_counts(
             return channel_kernels.add_expected_counts(counts, potentials, chain, carry, workspace)
         return channels.add_expected_counts(counts, potentials, chain, carry)
     assert isinstance(counts, Counts)
-    if use_kernels(potentials.emission):
+    if by_kernels(potentials):
         from vlhmm.inference import kernels
 
         workspace = workspace or kernels.Workspace()
@@ -109,7 +114,7 @@ def finish_counts(counts: Counts | ChannelCounts, potentials: Potentials | Chann
         assert isinstance(potentials, ChannelPotentials)
         return channels.finish_counts(counts, potentials)
     assert isinstance(potentials, Potentials)
-    if use_kernels(potentials.emission):
+    if by_kernels(potentials):
         from vlhmm.inference import kernels
 
         kernels.multiply_tiles(counts.tiles, potentials.tiles)

@@ -1,7 +1,8 @@
 r"""Forward-backward in probability space with one scaling constant a step, in plain torch.
 
 $\hat\alpha_t = p(z_t | x_{\le t})$ and $c_t = p(x_t | x_{<t})$, so $\log p(x) = \sum_t \log c_t$. Runs on
-any device; on a CPU the compiled twin in `kernels` is the fast one, and this is its judge.
+any device; on a CPU the compiled twin in `kernels` is the fast one, and this is its judge. Where all edges share one
+tile (every state emits every word) a step is one matrix product for the whole batch, and this is the fast one.
 """
 
 import torch
@@ -9,6 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vlhmm.inference.chain import Chain, Counts, Forward, Potentials
+
+
+def onward(rows: Float[Tensor, "n slot"], tiles: Tensor, edge: Tensor) -> Float[Tensor, "n slot"]:
+    """rows[b] @ tiles[edge[b]]"""
+    return rows @ tiles[0] if len(tiles) == 1 else torch.bmm(rows[:, None], tiles[edge])[:, 0]
 
 
 def forward(potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch slot"] | None = None) -> Forward:
@@ -24,7 +30,7 @@ def forward(potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch sl
         arrive = start[chain.start_of[:, t]]
         moves = chain.edge_of[:, t] >= 0
         if moves.any():
-            moved = torch.bmm(previous[moves, None], tiles[chain.edge_of[moves, t]])[:, 0]
+            moved = onward(previous[moves], tiles, chain.edge_of[moves, t])
             arrive = arrive.index_copy(0, moves.nonzero()[:, 0], moved)
         joint = arrive * emission[chain.emit_of[:, t]]
         total = joint.sum(1)
@@ -44,7 +50,7 @@ def backward(potentials: Potentials, chain: Chain, forward: Forward) -> tuple[Te
     batch, time, size = alpha.shape
     beta = alpha.new_ones(batch, size)
     inverse_scale = (-log_scale).exp().to(alpha.dtype)
-    live = chain.live
+    live, transposed = chain.live, tiles.transpose(1, 2)
     for t in range(time - 1, -1, -1):
         inside = live[:, t, None]
         posterior[:, t] = alpha[:, t] * beta * inside
@@ -52,7 +58,7 @@ def backward(potentials: Potentials, chain: Chain, forward: Forward) -> tuple[Te
         moves = (chain.edge_of[:, t] >= 0) & live[:, t]
         beta = torch.where(inside, torch.ones_like(beta), beta)  # before a fresh start nothing is owed
         if moves.any():
-            moved = torch.bmm(tiles[chain.edge_of[moves, t]], right[moves, t, :, None])[..., 0]
+            moved = onward(right[moves, t], transposed, chain.edge_of[moves, t])
             beta = beta.index_copy(0, moves.nonzero()[:, 0], moved)
     return posterior, right
 
@@ -74,6 +80,10 @@ def add_expected_counts(
     previous[:, 1:] = passed.alpha[:, :-1]
     if carry is not None:
         previous[:, 0] = carry
+    if len(tiles) == 1:
+        moves = live & (chain.edge_of >= 0)
+        counts.tiles[0] += tiles[0] * (previous[moves].t() @ right[moves])
+        return passed
     for t in range(chain.emit_of.shape[1]):
         moves = live[:, t] & (chain.edge_of[:, t] >= 0)
         if moves.any():
