@@ -31,11 +31,12 @@ def expected_transition(dense: torch.Tensor, kind: str, blocks, factors: Factors
     """The whole matrix by the definition: blocks and states within them tempered each by its own factor."""
     if KINDS[kind].get("transition") != "block-factored":
         return tempered(dense, factors.transition)
+    factor_within = 1.0 if "within" in KINDS[kind] else factors.within  # low rank: not tempered
     by_block = dense.view(len(dense), blocks.num_groups, -1)
     into_block = by_block.sum(-1, keepdim=True)
     within = by_block / into_block
     block = tempered(into_block[..., 0], factors.transition)[..., None]
-    return (block * tempered(within, factors.within)).view_as(dense)
+    return (block * tempered(within, factor_within)).view_as(dense)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -37,7 +37,10 @@ def last_layers(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     emission = ("word.weight", "word.bias")
     if factored:
         within = ("tile_source.weight", "tile_source.bias", *(("source_code",) if config.slot_code else ()))
-        return {"emission": emission, "transition": ("next_block.weight", "next_block.bias"), "within": within}
+        layers = {"emission": emission, "transition": ("next_block.weight", "next_block.bias"), "within": within}
+        if config.within == "low-rank":  # a sum over channels has no logits to multiply
+            del layers["within"]
+        return layers
     last = "networks.source.norm" if config.network == "residual" else "networks.source"
     return {"emission": emission, "transition": (f"{last}.weight", f"{last}.bias")}
 
