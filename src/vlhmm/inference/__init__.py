@@ -102,7 +102,7 @@ def add_expected_counts(
         workspace = workspace or kernels.Workspace()
         passed = kernels.forward(potentials, chain, carry, workspace)
         posterior, right = kernels.backward(potentials, chain, passed, workspace)
-        kernels.add_edge_sums(counts.tiles, chain, passed.alpha, right, carry)
+        kernels.add_edge_sums(counts.tiles, potentials.emission, chain, passed.alpha, right, carry)
         kernels.add_table_counts(counts, chain, posterior)
         return passed
     return scaled.add_expected_counts(counts, potentials, chain, carry)

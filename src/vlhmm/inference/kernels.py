@@ -70,30 +70,32 @@ def even_bounds(weights: np.ndarray, parts: int | None = None) -> np.ndarray:
 
 
 @kernel
-def forward_rows(first, last, start, emission, tiles, start_of, emit_of, edge_of, lengths, carry, alpha, scale):
+def forward_rows(first, last, start, emission, widths, tiles, start_of, emit_of, edge_of, lengths, carry, alpha, scale):
     size = emission.shape[1]
-    even = size - size % 4
     for b in range(first, last):
         for t in range(lengths[b]):
             edge, word = edge_of[b, t], emit_of[b, t]
+            width = widths[word]
             if edge < 0:
                 for j in range(size):
                     alpha[b, t, j] = start[start_of[b, t], j]
             else:
                 before = alpha[b, t - 1] if t > 0 else carry[b]
+                left = widths[emit_of[b, t - 1]] if t > 0 else size
+                even = left - left % 4
                 for j in range(size):
                     alpha[b, t, j] = 0
                 for i in range(0, even, 4):
                     a0, a1, a2, a3 = before[i], before[i + 1], before[i + 2], before[i + 3]
-                    for j in range(size):
+                    for j in range(width):
                         alpha[b, t, j] += (
                             a0 * tiles[edge, i, j]
                             + a1 * tiles[edge, i + 1, j]
                             + a2 * tiles[edge, i + 2, j]
                             + a3 * tiles[edge, i + 3, j]
                         )
-                for i in range(even, size):
-                    for j in range(size):
+                for i in range(even, left):
+                    for j in range(width):
                         alpha[b, t, j] += before[i] * tiles[edge, i, j]
             total = alpha[b, t, 0] * 0
             for j in range(size):
@@ -106,9 +108,8 @@ def forward_rows(first, last, start, emission, tiles, start_of, emit_of, edge_of
 
 
 @kernel
-def backward_rows(first, last, emission, tiles, emit_of, edge_of, lengths, alpha, scale, posterior, right):
+def backward_rows(first, last, emission, widths, tiles, emit_of, edge_of, lengths, alpha, scale, posterior, right):
     size = emission.shape[1]
-    even = size - size % 4
     for b in range(first, last):
         beta = np.ones_like(alpha[b, 0])
         for t in range(lengths[b] - 1, -1, -1):
@@ -121,26 +122,30 @@ def backward_rows(first, last, emission, tiles, emit_of, edge_of, lengths, alpha
                 for i in range(size):
                     beta[i] = 1
             else:
+                width = widths[word]
+                left = widths[emit_of[b, t - 1]] if t > 0 else size
+                even = left - left % 4
+                for i in range(left, size):
+                    beta[i] = 0
                 for i in range(0, even, 4):  # four rows of the tile at once share what is read of `right`
                     s0 = s1 = s2 = s3 = beta[i] * 0
-                    for j in range(size):
+                    for j in range(width):
                         r = right[b, t, j]
                         s0 += tiles[edge, i, j] * r
                         s1 += tiles[edge, i + 1, j] * r
                         s2 += tiles[edge, i + 2, j] * r
                         s3 += tiles[edge, i + 3, j] * r
                     beta[i], beta[i + 1], beta[i + 2], beta[i + 3] = s0, s1, s2, s3
-                for i in range(even, size):
+                for i in range(even, left):
                     total = beta[i] * 0
-                    for j in range(size):
+                    for j in range(width):
                         total += tiles[edge, i, j] * right[b, t, j]
                     beta[i] = total
 
 
 @kernel
-def count_edges(first, last, positions, begin, alpha, carry, time, right, sums):
+def count_edges(first, last, positions, begin, words, widths, alpha, carry, time, right, sums):
     """sums[p, i, j] += alpha_{t-1}(i) right_t(j) over the tokens that enter through tile p, four at a time."""
-    size = right.shape[1]
     for p in range(first, last):
         s, end = begin[p], begin[p + 1]
         while s < end:
@@ -153,22 +158,26 @@ def count_edges(first, last, positions, begin, alpha, carry, time, right, sums):
             l1 = alpha[q1 - 1] if q1 % time else carry[q1 // time]
             l2 = alpha[q2 - 1] if q2 % time else carry[q2 // time]
             l3 = alpha[q3 - 1] if q3 % time else carry[q3 // time]
-            for i in range(size):
+            left = width = 0
+            for q in (q0, q1, q2, q3):
+                left = max(left, widths[words[q - 1]] if q % time else right.shape[1])
+                width = max(width, widths[words[q]])
+            for i in range(left):
                 a0 = l0[i]
                 if many == 4:
                     a1, a2, a3 = l1[i], l2[i], l3[i]
-                    for j in range(size):
+                    for j in range(width):
                         sums[p, i, j] += a0 * right[q0, j] + a1 * right[q1, j] + a2 * right[q2, j] + a3 * right[q3, j]
                 elif many == 3:
                     a1, a2 = l1[i], l2[i]
-                    for j in range(size):
+                    for j in range(width):
                         sums[p, i, j] += a0 * right[q0, j] + a1 * right[q1, j] + a2 * right[q2, j]
                 elif many == 2:
                     a1 = l1[i]
-                    for j in range(size):
+                    for j in range(width):
                         sums[p, i, j] += a0 * right[q0, j] + a1 * right[q1, j]
                 else:
-                    for j in range(size):
+                    for j in range(width):
                         sums[p, i, j] += a0 * right[q0, j]
             s += many
 
@@ -217,6 +226,11 @@ def carry_array(carry: Tensor | None, batch: int, like: np.ndarray) -> np.ndarra
     return np.ascontiguousarray(carry.numpy(), dtype=like.dtype)
 
 
+def widths_of(emission: np.ndarray) -> np.ndarray:
+    """For every word, how many of its first states can emit it: those after them, in blocks smaller than others, are skipped."""
+    return emission.shape[1] - (emission[:, ::-1] > 0).argmax(axis=1)
+
+
 def forward(
     potentials: Potentials, chain: Chain, carry: Tensor | None = None, workspace: Workspace | None = None
 ) -> Forward:
@@ -237,6 +251,7 @@ def forward(
         even_bounds(lengths),
         start,
         emission,
+        widths_of(emission),
         tiles,
         start_of,
         emit_of,
@@ -269,6 +284,7 @@ def backward(
         backward_rows,
         even_bounds(lengths),
         emission,
+        widths_of(emission),
         tiles,
         emit_of,
         edge_of,
@@ -281,9 +297,11 @@ def backward(
     return torch.from_numpy(posterior), torch.from_numpy(right)
 
 
-def add_edge_sums(sums: Tensor, chain: Chain, alpha: Tensor, right: Tensor, carry: Tensor | None) -> None:
+def add_edge_sums(
+    sums: Tensor, emission: Tensor, chain: Chain, alpha: Tensor, right: Tensor, carry: Tensor | None
+) -> None:
     r"""sums[p] += $\sum_t \hat\alpha_{t-1} r_t^\top$ over the edges through tile p: counts divided by the tile itself."""
-    _, _, edge_of, lengths = arrays_of(chain)
+    _, emit_of, edge_of, lengths = arrays_of(chain)
     time, size = edge_of.shape[1], right.shape[2]
     moves = (edge_of >= 0) & (np.arange(time)[None] < lengths[:, None])
     positions = np.flatnonzero(moves.reshape(-1))
@@ -298,6 +316,8 @@ def add_edge_sums(sums: Tensor, chain: Chain, alpha: Tensor, right: Tensor, carr
         even_bounds(occurrences),
         positions,
         begin,
+        emit_of.reshape(-1),
+        widths_of(emission.numpy()),
         flat_alpha,
         held,
         time,

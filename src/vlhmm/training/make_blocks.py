@@ -9,6 +9,8 @@ from vlhmm.blocks.structure import Blocks, allocate_states
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.model.config import ModelConfig
 
+MOST = 2  # times the equal share of states, at most, to one block: tiles take the room of the largest
+
 
 def make_blocks(
     config: ModelConfig,
@@ -40,5 +42,5 @@ def partition(config: ModelConfig, block_of_word: np.ndarray, tokens: np.ndarray
     if config.allocation == "equal":
         return Blocks.partition_of(block_of_word, config.num_blocks, equal)
     tokens_of_block = np.bincount(block_of_word[tokens], minlength=config.num_blocks)
-    num_alive = allocate_states(tokens_of_block, config.num_states)
+    num_alive = allocate_states(tokens_of_block, config.num_states, maximum=MOST * equal)
     return Blocks.partition_of(block_of_word, config.num_blocks, int(num_alive.max()), num_alive)
