@@ -371,18 +371,21 @@ class _TiledSoftmax(torch.autograd.Function):
         value = torch.zeros((), dtype=torch.float64, device=source.device)
         allowed = columns_to_log(transition.enterable, source.dtype)
         widest = max((last - first for _, first, last in runs(from_group)), default=0)
-        buffer = counts.new_empty(widest, *counts.shape[1:])
+        buffer = counts.new_empty(widest * counts[0].numel() if len(counts) else 0)
+        num_slots = counts.shape[1]
+        alive = [num_slots] * len(source) if transition.enterable is None else transition.enterable.sum(1).tolist()
         for group, first, last in runs(from_group):
-            to, tiles = to_group[first:last], counts[first:last]
-            entered = target[to]  # (n, K, w)
-            scores = buffer[: last - first]
-            weight = -departures[first:last]
+            rows = alive[group]  # states after them, in a block smaller than others, are never left
+            to, tiles = to_group[first:last], counts[first:last, :rows]
+            entered, ours = target[to], source[group, :rows]  # (n, K, w), (rows, w)
+            scores = buffer[: tiles.numel()].view(tiles.shape)
+            weight = -departures[first:last, :rows]
             if known is not None and not with_value:
                 # a tile is p(block | z) p(z' | z, block): the second factor is what the softmax would give
-                into_block = log_block[group, :, to].exp().t().clamp(min=torch.finfo(scores.dtype).tiny)
-                torch.mul(known[first:last], (weight / into_block)[..., None], out=scores)
+                into_block = log_block[group, :rows][:, to].exp().t().clamp(min=torch.finfo(scores.dtype).tiny)
+                torch.mul(known[first:last, :rows], (weight / into_block)[..., None], out=scores)
             else:
-                torch.matmul(source[group], entered.transpose(1, 2), out=scores)
+                torch.matmul(ours, entered.transpose(1, 2), out=scores)
                 if allowed is not None:
                     scores += allowed[to][:, None]
                 if with_value:
@@ -392,8 +395,8 @@ class _TiledSoftmax(torch.autograd.Function):
                 torch.softmax(scores, -1, out=scores)
                 scores *= weight[..., None]
             scores += tiles  # d(expected log-likelihood) / d(logit)
-            d_source[group] = torch.bmm(scores, entered).sum(0)
-            d_target.index_add_(0, to, torch.matmul(scores.transpose(1, 2), source[group]))
+            d_source[group, :rows] = torch.bmm(scores, entered).sum(0)
+            d_target.index_add_(0, to, torch.matmul(scores.transpose(1, 2), ours))
         ctx.save_for_backward(d_source, d_target)
         return value.to(source.dtype)
 
