@@ -7,12 +7,14 @@ from typing import Any
 
 from vlhmm.blocks.structure import Blocks
 from vlhmm.data.corpora import Corpus
+from vlhmm.memory import kept_memory
 from vlhmm.training.config import RunConfig
 from vlhmm.training.make_blocks import make_blocks
 from vlhmm.training.run_folder import RunFolder
 from vlhmm.training.trainer import Trainer
 
 
+@kept_memory()
 def dry_run(
     corpus: Corpus,
     config: RunConfig,
