@@ -97,7 +97,8 @@ def main(arguments: list[str]) -> int:
             import torch
 
             torch.set_num_threads(settings["threads"])
-        with nullcontext() if name in ("machine", "scoring") else kept_memory():  # as `train` does; for all who train
+        # as `train` does, for all who train, but for the naive program, which is what one would write
+        with nullcontext() if name in ("machine", "scoring", "naive") else kept_memory():
             runner = contestant(name, {"seed": 0, **settings, "own_process": True})
             ready = runner.prepare()
             if "rounds" in settings:

@@ -228,6 +228,8 @@ def carry_array(carry: Tensor | None, batch: int, like: np.ndarray) -> np.ndarra
 
 def widths_of(emission: np.ndarray) -> np.ndarray:
     """For every word, how many of its first states can emit it: those after them, in blocks smaller than others, are skipped."""
+    if (emission[:, -1] > 0).all():
+        return np.full(len(emission), emission.shape[1])
     return emission.shape[1] - (emission[:, ::-1] > 0).argmax(axis=1)
 
 
