@@ -10,12 +10,48 @@ from vlhmm.inference.kernels import Workspace, arrays_of, carry_array, even_boun
 
 
 @kernel
+def row_times(row, matrix, out):
+    """out = row @ matrix, four rows of the matrix at a time."""
+    size, width = matrix.shape
+    even = size - size % 4
+    for r in range(width):
+        out[r] = 0
+    for i in range(0, even, 4):
+        a0, a1, a2, a3 = row[i], row[i + 1], row[i + 2], row[i + 3]
+        for r in range(width):
+            out[r] += a0 * matrix[i, r] + a1 * matrix[i + 1, r] + a2 * matrix[i + 2, r] + a3 * matrix[i + 3, r]
+    for i in range(even, size):
+        for r in range(width):
+            out[r] += row[i] * matrix[i, r]
+
+
+@kernel
+def times_column(matrix, column, out):
+    """out = matrix @ column; four rows at once share what is read of the column."""
+    size, width = matrix.shape
+    even, zero = size - size % 4, matrix[0, 0] * 0  # of the tables' type
+    for i in range(0, even, 4):
+        s0 = s1 = s2 = s3 = zero
+        for r in range(width):
+            c = column[r]
+            s0 += matrix[i, r] * c
+            s1 += matrix[i + 1, r] * c
+            s2 += matrix[i + 2, r] * c
+            s3 += matrix[i + 3, r] * c
+        out[i], out[i + 1], out[i + 2], out[i + 3] = s0, s1, s2, s3
+    for i in range(even, size):
+        total = zero
+        for r in range(width):
+            total += matrix[i, r] * column[r]
+        out[i] = total
+
+
+@kernel
 def forward_rows(
     first, last, start, emission, leave, source, target, from_row, to_row,
     start_of, emit_of, edge_of, lengths, carry, alpha, scale, leaving, through,
 ):  # fmt: skip
-    size, width = source.shape[1], source.shape[2]
-    even, zero = size - size % 4, emission[0, 0] * 0  # of the tables' type
+    size = source.shape[1]
     for b in range(first, last):
         for t in range(lengths[b]):
             edge, word = edge_of[b, t], emit_of[b, t]
@@ -24,38 +60,11 @@ def forward_rows(
                     alpha[b, t, j] = start[start_of[b, t], j]
             else:
                 before = alpha[b, t - 1] if t > 0 else carry[b]
-                g, h = from_row[edge], to_row[edge]
                 for i in range(size):
                     leaving[b, t, i] = before[i] * leave[edge, i]
-                for r in range(width):
-                    through[b, t, r] = 0
-                for i in range(0, even, 4):
-                    a0, a1, a2, a3 = leaving[b, t, i], leaving[b, t, i + 1], leaving[b, t, i + 2], leaving[b, t, i + 3]
-                    for r in range(width):
-                        through[b, t, r] += (
-                            a0 * source[g, i, r]
-                            + a1 * source[g, i + 1, r]
-                            + a2 * source[g, i + 2, r]
-                            + a3 * source[g, i + 3, r]
-                        )
-                for i in range(even, size):
-                    for r in range(width):
-                        through[b, t, r] += leaving[b, t, i] * source[g, i, r]
-                for j in range(0, even, 4):  # four rows at once share what is read of `through`
-                    s0 = s1 = s2 = s3 = zero
-                    for r in range(width):
-                        c = through[b, t, r]
-                        s0 += target[h, j, r] * c
-                        s1 += target[h, j + 1, r] * c
-                        s2 += target[h, j + 2, r] * c
-                        s3 += target[h, j + 3, r] * c
-                    alpha[b, t, j], alpha[b, t, j + 1], alpha[b, t, j + 2], alpha[b, t, j + 3] = s0, s1, s2, s3
-                for j in range(even, size):
-                    total = zero
-                    for r in range(width):
-                        total += target[h, j, r] * through[b, t, r]
-                    alpha[b, t, j] = total
-            total = zero
+                row_times(leaving[b, t], source[from_row[edge]], through[b, t])
+                times_column(target[to_row[edge]], through[b, t], alpha[b, t])
+            total = emission[word, 0] * 0
             for j in range(size):
                 alpha[b, t, j] *= emission[word, j]
                 total += alpha[b, t, j]
@@ -70,8 +79,7 @@ def backward_rows(
     first, last, emission, leave, source, target, from_row, to_row,
     emit_of, edge_of, lengths, alpha, scale, leaving, posterior, before, right, back,
 ):  # fmt: skip
-    size, width = source.shape[1], source.shape[2]
-    even = size - size % 4
+    size = source.shape[1]
     for b in range(first, last):
         beta = np.ones_like(alpha[b, 0])
         for t in range(lengths[b] - 1, -1, -1):
@@ -84,35 +92,8 @@ def backward_rows(
                 for i in range(size):
                     beta[i] = 1
             else:
-                g, h = from_row[edge], to_row[edge]
-                for r in range(width):
-                    back[b, t, r] = 0
-                for j in range(0, even, 4):
-                    a0, a1, a2, a3 = right[b, t, j], right[b, t, j + 1], right[b, t, j + 2], right[b, t, j + 3]
-                    for r in range(width):
-                        back[b, t, r] += (
-                            a0 * target[h, j, r]
-                            + a1 * target[h, j + 1, r]
-                            + a2 * target[h, j + 2, r]
-                            + a3 * target[h, j + 3, r]
-                        )
-                for j in range(even, size):
-                    for r in range(width):
-                        back[b, t, r] += right[b, t, j] * target[h, j, r]
-                for i in range(0, even, 4):
-                    s0 = s1 = s2 = s3 = beta[i] * 0
-                    for r in range(width):
-                        c = back[b, t, r]
-                        s0 += source[g, i, r] * c
-                        s1 += source[g, i + 1, r] * c
-                        s2 += source[g, i + 2, r] * c
-                        s3 += source[g, i + 3, r] * c
-                    beta[i], beta[i + 1], beta[i + 2], beta[i + 3] = s0, s1, s2, s3
-                for i in range(even, size):
-                    total = beta[i] * 0
-                    for r in range(width):
-                        total += source[g, i, r] * back[b, t, r]
-                    beta[i] = total
+                row_times(right[b, t], target[to_row[edge]], back[b, t])
+                times_column(source[from_row[edge]], back[b, t], beta)
                 for i in range(size):
                     before[b, t, i] = leaving[b, t, i] * beta[i]
                     beta[i] *= leave[edge, i]
