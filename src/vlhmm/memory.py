@@ -1,7 +1,7 @@
 """Memory that stays with the process between steps.
 
 A training step makes and frees tables of many megabytes. The C library gives such memory back to the system at once, and
-the next step has it filled with zeros, page by page: on the machine this was measured on that took a third of a step.
+the next step has it filled with zeros, page by page: on the machine this was measured on that took a quarter of a step.
 """
 
 import ctypes
