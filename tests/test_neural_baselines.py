@@ -138,6 +138,27 @@ def test_dropout_is_drawn_from_the_generator_alone():
     assert dropped.mean().item() == pytest.approx(1.0, abs=0.01)
 
 
+def test_one_mask_a_segment_drops_the_same_units_at_every_step():
+    config = replace(small("lstm"), dropout=0.5, dropout_mask="segment")
+    model = build_model("lstm", VOCABULARY, config)
+    dropped = model.dropped(torch.ones(40, 6, 50), generator()) == 0
+    assert (dropped == dropped[:, :1]).all() and dropped.float().mean().item() == pytest.approx(0.5, abs=0.05)
+    assert not (dropped[0] == dropped[1]).all()  # a row has its own
+    plain = build_model("lstm", VOCABULARY, replace(config, dropout_mask="token"))
+    dropped = plain.dropped(torch.ones(40, 6, 50), generator()) == 0
+    assert not (dropped == dropped[:, :1]).all()
+
+
+def test_sgd_steps_along_the_clipped_gradient():
+    config = small("lstm", optimizer="sgd", rate=2.0, clip=1e-3, dropout=0.0, epochs=1, num_streams=1, checks_per_epoch=1)
+    config = replace(config, segment_length=len(corpus().train.tokens))  # one step an epoch
+    before = build_model("lstm", VOCABULARY, config)
+    after = train_baseline("lstm", corpus(), None, config)
+    assert after.steps == 1
+    pairs = zip(before.parameters(), after.model.parameters(), strict=True)
+    assert sum((a - b).square().sum().item() for a, b in pairs) ** 0.5 == pytest.approx(2e-3, rel=1e-3)
+
+
 def test_sizes_are_the_papers():
     """V h + V for the words, and 4 h^2 + h (FF) or 2 (8 h^2 + 8 h) (LSTM): 2.8M and 3.6M at V = 10,000."""
     vocabulary = Vocabulary(("<eos>", "<unk>", *(str(i) for i in range(9_998))))
@@ -241,7 +262,8 @@ def die():
 @pytest.mark.parametrize("context", ["carry", "reset"])
 @pytest.mark.parametrize("way", ["killed", "interrupted", "time limit", "more epochs"])
 def test_training_goes_on_as_if_it_had_not_stopped(tmp_path, kind, context, way):
-    texts, config = corpus(), small(kind, context=context, patience=2)
+    optimizer = {"carry": "adamw", "reset": "sgd"}[context]
+    texts, config = corpus(), small(kind, context=context, patience=2, optimizer=optimizer)
     whole = train_baseline(kind, texts, tmp_path / "whole", config)
     folder = tmp_path / "stopped"
     if way == "killed":  # after the weights of a check were kept, before its checkpoint was written
@@ -289,6 +311,10 @@ def test_a_folder_serves_one_run(tmp_path):
     train_baseline("ff", corpus(), tmp_path, config)
     with pytest.raises(ConfigError, match="trained with rate=0.01, got 0.5"):
         train_baseline("ff", corpus(), tmp_path, replace(config, rate=0.5))
+    about = json.loads((tmp_path / "config.json").read_text())
+    del about["settings"]["optimizer"]  # a run of a version that had no such setting is the default's
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    assert train_baseline("ff", corpus(), tmp_path, config).finished
     with pytest.raises(ConfigError, match="kind ff, got lstm"):
         train_baseline("lstm", corpus(), tmp_path, config)
     with pytest.raises(ConfigError, match="kind ff, got kn"):
@@ -337,6 +363,8 @@ def test_a_loss_that_is_not_finite_stops_training(tmp_path, monkeypatch):
         ({"order": 1}, "order is 1"),
         ({"decay": 1.0}, "decay is 1.0"),
         ({"context": "both"}, "context is 'both', expected reset or carry"),
+        ({"optimizer": "adam"}, "optimizer is 'adam', expected adamw or sgd"),
+        ({"dropout_mask": "row"}, "dropout_mask is 'row', expected token or segment"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(changes, message):

@@ -28,8 +28,9 @@ class LSTM(NeuralLanguageModel):
         hidden_size: int = 256,
         dropout: float = 0.3,
         num_layers: int = 2,
+        drops_segments: bool = False,
     ) -> None:
-        super().__init__(vocabulary, hidden_size, dropout)
+        super().__init__(vocabulary, hidden_size, dropout, drops_segments)
         # One nn.LSTM a layer: the dropout within one takes no generator; and they are as fast.
         self.layers = nn.ModuleList(nn.LSTM(hidden_size, hidden_size, batch_first=True) for _ in range(num_layers))
         self.initialize(generator)

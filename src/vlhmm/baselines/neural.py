@@ -23,10 +23,13 @@ from vlhmm.errors import QueryError
 class NeuralLanguageModel(nn.Module, ABC):
     """A `LanguageModel` with weights to learn."""
 
-    def __init__(self, vocabulary: Vocabulary, hidden_size: int, dropout: float) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, hidden_size: int, dropout: float, drops_segments: bool = False
+    ) -> None:
         super().__init__()
         self.vocabulary = vocabulary
         self.dropout = dropout
+        self.drops_segments = drops_segments  # one mask for all steps of a row (B, T, D), not one a step
         self.embedding = nn.Parameter(torch.empty(len(vocabulary), hidden_size))  # E
         self.bias = nn.Parameter(torch.zeros(len(vocabulary)))  # b
 
@@ -106,7 +109,8 @@ class NeuralLanguageModel(nn.Module, ABC):
         """The activations, each zeroed with probability `dropout`, else scaled up; all, if no generator."""
         if generator is None or self.dropout == 0:
             return activations
-        kept = torch.empty_like(activations).bernoulli_(1 - self.dropout, generator=generator)
+        masked = activations[:, :1] if self.drops_segments else activations
+        kept = torch.empty_like(masked).bernoulli_(1 - self.dropout, generator=generator)
         return activations * kept.div_(1 - self.dropout)
 
 

@@ -51,10 +51,12 @@ class BaselineConfig:
     num_layers: int = 2  # hidden layers
     order: int = 5  # ff: predicts from order-1 words; unused by the LSTM
     dropout: float = 0.3
+    dropout_mask: Literal["token", "segment"] = "token"  # segment: a stream's units stay dropped for its whole segment
     context: Literal["reset", "carry"] = "carry"  # reset: trained and validated line by line
     num_streams: int = 16
     segment_length: int = 32  # tokens between two cuts of the gradient
     epochs: int = 50
+    optimizer: Literal["adamw", "sgd"] = "adamw"
     rate: float = 1e-3
     weight_decay: float = 0.0  # of matrices, not of biases
     clip: float = 5.0
@@ -89,6 +91,10 @@ class BaselineConfig:
             raise ConfigError(f"context is {self.context!r}, expected reset or carry")
         if self.schedule not in ("plateau", "cosine"):
             raise ConfigError(f"schedule is {self.schedule!r}, expected plateau or cosine")
+        if self.optimizer not in ("adamw", "sgd"):
+            raise ConfigError(f"optimizer is {self.optimizer!r}, expected adamw or sgd")
+        if self.dropout_mask not in ("token", "segment"):
+            raise ConfigError(f"dropout_mask is {self.dropout_mask!r}, expected token or segment")
 
 
 def default_config(kind: str) -> BaselineConfig:
@@ -118,7 +124,8 @@ def build_model(kind: str, vocabulary: Vocabulary, config: BaselineConfig) -> Ne
     if kind == "ff":
         return FeedForward(vocabulary, generator, config.hidden_size, config.dropout, config.num_layers, config.order)
     if kind == "lstm":
-        return LSTM(vocabulary, generator, config.hidden_size, config.dropout, config.num_layers)
+        segment = config.dropout_mask == "segment"
+        return LSTM(vocabulary, generator, config.hidden_size, config.dropout, config.num_layers, segment)
     raise ConfigError(f"unknown neural baseline {kind!r}, expected ff or lstm")
 
 
@@ -189,7 +196,8 @@ class _Trainer:
             {"params": [p for p in self.model.parameters() if p.ndim > 1], "weight_decay": config.weight_decay},
             {"params": [p for p in self.model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=config.rate, fused=True)
+        make = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[config.optimizer]
+        self.optimizer = make(groups, lr=config.rate, fused=True)
         self.generator = torch.Generator().manual_seed(config.seed + 1)  # of the dropout
         self.position = _Position(rate=config.rate)
         self.carry: Any = None
@@ -406,12 +414,11 @@ def _refuse_another(folder: Path, old: Run, new: Run) -> None:
     """Nothing; a folder with another run in it is refused. Epochs make another run only under the cosine."""
     if old.kind != new.kind:
         raise ConfigError(f"{folder} holds a run of kind {old.kind}, got {new.kind}; choose another folder")
+    settings = to_dict(from_dict(BaselineConfig, old.settings))  # an older run lacks newer settings: their defaults
     for name, value in new.settings.items():
         may_change = name == "epochs" and new.settings["schedule"] == "plateau"
-        if not may_change and old.settings.get(name) != value:
-            raise ConfigError(
-                f"{folder} was trained with {name}={old.settings.get(name)}, got {value}; choose another folder"
-            )
+        if not may_change and settings[name] != value:
+            raise ConfigError(f"{folder} was trained with {name}={settings[name]}, got {value}; choose another folder")
     if old.vocabulary != new.vocabulary:
         raise ConfigError(f"{folder} was trained with another vocabulary; choose another folder")
 
