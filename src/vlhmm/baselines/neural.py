@@ -23,9 +23,7 @@ from vlhmm.errors import QueryError
 class NeuralLanguageModel(nn.Module, ABC):
     """A `LanguageModel` with weights to learn."""
 
-    def __init__(
-        self, vocabulary: Vocabulary, hidden_size: int, dropout: float, drops_segments: bool = False
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, hidden_size: int, dropout: float, drops_segments: bool = False) -> None:
         super().__init__()
         self.vocabulary = vocabulary
         self.dropout = dropout
