@@ -1,5 +1,6 @@
 """Training: it learns, it goes on after any kill to the same bits, and it refuses what does not fit."""
 
+import itertools
 import json
 import math
 import os
@@ -104,6 +105,36 @@ def test_every_way_of_training_beats_the_unigram(toy, tmp_path, changes):
     unigram = perplexity(log_unigram[toy.valid.tokens].sum(), toy.valid.num_tokens)
     assert result.finished
     assert result.best_valid < 0.6 * unigram
+
+
+CLOSED_FORM = ["training.optimizer=closed-form", "model.parameterization=scalar", "training.state_dropout=0"]
+
+
+@pytest.mark.parametrize("transition", ["block-factored", "softmax"])
+def test_closed_form_em_never_lowers_the_likelihood(toy, tmp_path, transition):
+    slots = ["model.slot_code=0"] if transition == "softmax" else []
+    changes = [*CLOSED_FORM, *slots, f"model.transition={transition}", "training.epochs=12", "training.checks_per_epoch=1"]
+    train(toy, tiny(*changes), tmp_path / "run")
+    lines = map(json.loads, (tmp_path / "run" / "journal.jsonl").read_text().splitlines())
+    perplexities = [line["train"] for line in lines if line["event"] == "check"]
+    assert len(perplexities) == 12 and perplexities[-1] < 0.8 * perplexities[0]
+    assert all(after <= before * (1 + 1e-5) for before, after in itertools.pairwise(perplexities))
+
+
+@pytest.mark.parametrize("transition", ["block-factored", "softmax"])
+def test_smoothing_leaves_no_pair_of_blocks_impossible(toy, tmp_path, transition):
+    slots = ["model.slot_code=0"] if transition == "softmax" else []
+    least = []
+    for smoothing in (0, 1):
+        changes = [*CLOSED_FORM, *slots, f"model.transition={transition}", f"training.smoothing={smoothing}"]
+        train(toy, tiny(*changes), tmp_path / f"run{smoothing}")
+        weights = final_weights(tmp_path / f"run{smoothing}")
+        if transition == "softmax":
+            into_block = weights["transition_logits"].softmax(-1).view(32, 4, 8).sum(-1)
+        else:
+            into_block = weights["block_logits"].softmax(-1)
+        least.append(into_block.min().item())
+    assert least[0] < 1e-9 and least[1] > 1e-7  # some pair of blocks is never seen
 
 
 def test_resuming_at_any_step_gives_the_same_bits(toy, tmp_path):

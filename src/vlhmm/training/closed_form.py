@@ -1,4 +1,8 @@
-"""The M-step of a scalar model in closed form: normalized counts, with Dirichlet smoothing toward block averages."""
+"""The M-step of a scalar model in closed form: normalized counts, with Dirichlet smoothing in two steps.
+
+A state's distribution is drawn to the average of its block, and the block's average to that of all text, each with the
+weight of `smoothing` observations: a block that never followed another in training may yet follow it.
+"""
 
 import torch
 from torch import Tensor
@@ -11,43 +15,44 @@ from vlhmm.model.transitions import runs
 TINY = 1e-12  # keeps a logarithm finite where neither counts nor averages give a state any mass
 
 
-def smoothed(counts: Tensor, average: Tensor, strength: float, dim: int) -> Tensor:
-    """log of (counts + strength * average) / total along `dim`."""
+def normalized(counts: Tensor, dim: int) -> Tensor:
+    return smoothed(counts, 0.0, 0.0, dim)
+
+
+def smoothed(counts: Tensor, average: Tensor | float, strength: float, dim: int) -> Tensor:
+    """(counts + strength * average) / total along `dim`."""
     totals = counts + strength * average + TINY
-    return (totals / totals.sum(dim, keepdim=True)).log()
+    return totals / totals.sum(dim, keepdim=True)
 
 
 @torch.no_grad()
 def maximize(hmm: HMM, counts: Counts, pairs: Pairs, smoothing: float) -> None:
-    """Sets every parameter to its smoothed maximum of the expected log-likelihood.
+    """Sets every parameter to its smoothed maximum of the expected log-likelihood."""
+    num_groups, num_slots = counts.start.shape
+    by_group = hmm.words_by_group.split(hmm.group_sizes)
+    emitted = torch.stack([counts.emission[words].sum(0) for words in by_group])  # (M, K): how often each state was
+    groups, slots = normalized(emitted.sum(1), 0), normalized(emitted, 1)  # p(m) and p(z | m) in all text
 
-    A state's distribution is drawn to the average of its block with the weight of `smoothing` observations.
-    """
-    by_block = hmm.words_by_group.split(hmm.group_sizes)
-    hmm.start_logits.copy_(
-        smoothed(counts.start, counts.start.sum() / counts.start.numel() / counts.start.sum(), smoothing, 1)
-    )
-    total = counts.start.sum(1, keepdim=True)
-    hmm.start_logits.add_(((total + TINY) / (total.sum() + TINY * len(total))).log())
-    for words in by_block:
+    first_group = smoothed(counts.start.sum(1), groups, smoothing, 0)
+    hmm.start_logits.copy_(first_group.log()[:, None] + smoothed(counts.start, 1 / num_slots, smoothing, 1).log())
+    for words in by_group:
         table = counts.emission[words]  # (words of the block, K)
-        average = table.sum(1, keepdim=True) / table.sum().clamp(min=TINY)
-        hmm.emission_logits[words] = smoothed(table, average, smoothing, 0)
+        average = normalized(table.sum(1, keepdim=True), 0)
+        hmm.emission_logits[words] = smoothed(table, average, smoothing, 0).log()
     if hmm.config.transition == "softmax":
-        num_slots = counts.start.shape[1]
+        everywhere = (groups[:, None] * slots).view(1, -1)
         for group, first, last in runs(pairs.from_group):
-            rows = counts.tiles.new_zeros(num_slots, len(hmm.group_sizes), num_slots)
+            rows = counts.tiles.new_zeros(num_slots, num_groups, num_slots)
             rows[:, pairs.to_group[first:last]] = counts.tiles[first:last].transpose(0, 1)
             rows = rows.view(num_slots, -1)
-            average = rows.sum(0, keepdim=True) / rows.sum().clamp(min=TINY)
-            hmm.transition_logits[group * num_slots : (group + 1) * num_slots] = smoothed(rows, average, smoothing, 1)
+            average = smoothed(rows.sum(0, keepdim=True), everywhere, smoothing, 1)
+            states = slice(group * num_slots, (group + 1) * num_slots)
+            hmm.transition_logits[states] = smoothed(rows, average, smoothing, 1).log()
         return
-    departures = counts.tiles.sum(-1)
-    hmm.block_logits.zero_()
-    into_block = torch.zeros_like(hmm.block_logits)
-    into_block[pairs.from_group, :, pairs.to_group] = departures
-    average = into_block.sum(1, keepdim=True) / into_block.sum((1, 2), keepdim=True).clamp(min=TINY)
-    hmm.block_logits.copy_(smoothed(into_block, average, smoothing, 2))
+    into_block = torch.zeros_like(hmm.block_logits)  # (from, slot, to)
+    into_block[pairs.from_group, :, pairs.to_group] = counts.tiles.sum(-1)
+    average = smoothed(into_block.sum(1, keepdim=True), groups, smoothing, 2)
+    hmm.block_logits.copy_(smoothed(into_block, average, smoothing, 2).log())
     hmm.tile_logits.zero_()
-    average = counts.tiles.sum(1, keepdim=True) / counts.tiles.sum((1, 2), keepdim=True).clamp(min=TINY)
-    hmm.tile_logits[pairs.from_group, pairs.to_group] = smoothed(counts.tiles, average, smoothing, 2)
+    average = smoothed(counts.tiles.sum(1, keepdim=True), slots[pairs.to_group, None], smoothing, 2)
+    hmm.tile_logits[pairs.from_group, pairs.to_group] = smoothed(counts.tiles, average, smoothing, 2).log()

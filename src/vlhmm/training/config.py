@@ -25,7 +25,7 @@ class TrainingConfig:
     em_tokens: int | None = None  # em: tokens an E-step; none: the whole training text
     extra_tokens: int | None = None  # em: tokens of an extra text an E-step; none: as many as the training text has
     m_steps: int = 3  # em: optimizer steps an E-step
-    smoothing: float = 0.0  # em, scalar: Dirichlet pseudo-counts toward block averages
+    smoothing: float = 0.0  # em, scalar: Dirichlet pseudo-counts toward averages of the block, and of all text
     epochs: float = 50.0
     optimizer: Literal["adamw", "closed-form"] = "adamw"  # closed-form: scalar EM only
     rate: float = 1e-2
