@@ -113,7 +113,13 @@ CLOSED_FORM = ["training.optimizer=closed-form", "model.parameterization=scalar"
 @pytest.mark.parametrize("transition", ["block-factored", "softmax"])
 def test_closed_form_em_never_lowers_the_likelihood(toy, tmp_path, transition):
     slots = ["model.slot_code=0"] if transition == "softmax" else []
-    changes = [*CLOSED_FORM, *slots, f"model.transition={transition}", "training.epochs=12", "training.checks_per_epoch=1"]
+    changes = [
+        *CLOSED_FORM,
+        *slots,
+        f"model.transition={transition}",
+        "training.epochs=12",
+        "training.checks_per_epoch=1",
+    ]
     train(toy, tiny(*changes), tmp_path / "run")
     lines = map(json.loads, (tmp_path / "run" / "journal.jsonl").read_text().splitlines())
     perplexities = [line["train"] for line in lines if line["event"] == "check"]

@@ -7,7 +7,6 @@ words, which is the same distribution as a masked softmax over all words.
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from vlhmm.model.fused import blocked_log_softmax
 
@@ -48,17 +47,16 @@ def overlapping(
 ) -> Float[Tensor, "word slot"]:
     """log p(x | z) where words have subsets of states that overlap: normalized over the words that hold a state."""
 
-    def scores(states: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-        return torch.einsum("wkd,wd->wk", hidden[states], weights) + biases[:, None]
-
+    # Products with all states, most of them not needed, are faster than gathering every word's state vectors: with their
+    # gradients 1.2 against 3.1 s at 2^13 states, 128 a word, on one core.
     chunks = zip(
         states_of_word.split(words_at_once),
         weight.split(words_at_once),
         bias.split(words_at_once),
         strict=True,
     )
-    # the gathered state vectors are large: made again in the backward pass rather than kept
-    logits = torch.cat([checkpoint(scores, *chunk, use_reentrant=False) for chunk in chunks])  # type: ignore[list-item]
+    parts = [(weights @ hidden.t()).gather(1, states) + biases[:, None] for states, weights, biases in chunks]
+    logits = torch.cat(parts)
     return logits - segment_logsumexp(logits, states_of_word, hidden.shape[0])[states_of_word]
 
 

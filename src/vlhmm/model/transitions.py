@@ -47,6 +47,7 @@ def runs(from_group: Tensor) -> list[Run]:
     return [Run(g, end - n, end) for g, n, end in zip(groups.tolist(), sizes.tolist(), ends, strict=True)]
 
 
+PAIRS_AT_ONCE = 256  # of tiles that are added up by states: their positions take eight bytes an entry
 ROWS_AT_ONCE = 512  # of the transition matrix: enough for matrix products to run at full speed, 32 MB at 2^14 columns
 
 
@@ -58,7 +59,7 @@ def row_tiles(from_group: Tensor, num_slots: int) -> list[list[Run]]:
 
 @dataclass(frozen=True, eq=False)
 class Softmax:
-    r"""p(z' | z) = exp(u_z . v_z') / sum over all states. `states_of_group` is None for a partition.
+    r"""p(z' | z) = exp(u_z . v_z') / sum over all states. Without a partition, groups share states.
 
     `logits` holds a free |Z| x |Z| matrix instead of factors in the scalar parameterization.
     """
@@ -118,6 +119,8 @@ class Softmax:
         assert factor is not None
         if out is None:
             out = factor.new_empty(len(from_group), num_slots, num_slots)
+        if not self.partition and self.log_normalizer is None:  # a row is in many tiles: it is normalized once
+            return self.normalized().tiles(from_group, to_group, out)
         if self.log_normalizer is not None and self.logits is None:
             return self._tiles_alone(from_group, to_group, out)
         buffer = factor.new_empty(max(num_slots, ROWS_AT_ONCE), self.num_states)
@@ -125,12 +128,8 @@ class Softmax:
             states = self.states_of_group[[run.group for run in tile]].flatten()
             rows = self.rows(states, buffer[: len(states)] if self.logits is None else None)
             for run, ours in zip(tile, rows.split(num_slots), strict=True):
-                to = to_group[run.first : run.last]
-                if self.partition:
-                    grouped = ours.view(num_slots, -1, num_slots).transpose(0, 1)
-                    torch.index_select(grouped, 0, to, out=out[run.first : run.last])
-                else:
-                    out[run.first : run.last] = ours[:, self.states_of_group[to]].transpose(0, 1)
+                grouped = ours.view(num_slots, -1, num_slots).transpose(0, 1)
+                torch.index_select(grouped, 0, to_group[run.first : run.last], out=out[run.first : run.last])
         return out
 
     def _tiles_alone(self, from_group: Groups, to_group: Groups, out: Tensor) -> TileCounts:
@@ -161,7 +160,23 @@ class Softmax:
         """
         if self.logits is not None:
             return self.scalar_log_likelihood(from_group, to_group, counts)
+        if not self.partition:
+            matrix = self.counts_of_states(from_group, to_group, counts)
+            return _SharedSoftmax.apply(self.source, self.target, matrix, self.enterable, value)
         return _StreamedSoftmax.apply(self.source, self.target, self, from_group, to_group, counts, value)
+
+    def counts_of_states(
+        self, from_group: Groups, to_group: Groups, counts: TileCounts
+    ) -> Float[Tensor, "state state"]:
+        """The counts of all pairs, added up by states: where groups share states, many tiles meet in one entry."""
+        matrix = counts.new_zeros(self.num_states, self.num_states)
+        for start, end, tiles in zip(
+            from_group.split(PAIRS_AT_ONCE), to_group.split(PAIRS_AT_ONCE), counts.split(PAIRS_AT_ONCE), strict=True
+        ):
+            rows, columns = self.states_of_group[start], self.states_of_group[end]
+            where = rows[:, :, None] * self.num_states + columns[:, None]
+            matrix.view(-1).scatter_add_(0, where.view(-1), tiles.reshape(-1))
+        return matrix
 
     def scalar_log_likelihood(self, from_group: Tensor, to_group: Tensor, counts: Tensor) -> Tensor:
         assert self.logits is not None
@@ -171,7 +186,7 @@ class Softmax:
             states = self.states_of_group[group]
             log_rows = (self.logits[states] if allowed is None else self.logits[states] + allowed).log_softmax(-1)
             dense = counts.new_zeros(len(states), self.num_states)
-            add_tiles(self, dense, to_group[first:last], counts[first:last])
+            add_tiles(dense, to_group[first:last], counts[first:last])
             used = dense > 0
             value = value + (dense[used] * log_rows[used]).sum()
         return value
@@ -207,11 +222,11 @@ class _StreamedSoftmax(torch.autograd.Function):
             if with_value:
                 value -= (totals * scores.logsumexp(-1)).sum(dtype=torch.float64)
                 for run, rows in zip(tile, scores.split(num_slots), strict=True):
-                    value += dot_tiles(softmax, rows, to_group[run.first : run.last], counts[run.first : run.last])
+                    value += dot_tiles(rows, to_group[run.first : run.last], counts[run.first : run.last])
             torch.softmax(scores, -1, out=scores)
             scores *= -totals[:, None]
             for run, rows in zip(tile, scores.split(num_slots), strict=True):
-                add_tiles(softmax, rows, to_group[run.first : run.last], counts[run.first : run.last])
+                add_tiles(rows, to_group[run.first : run.last], counts[run.first : run.last])
             d_source.index_add_(0, states, scores @ target)
             d_target.addmm_(scores.t(), ours)
         ctx.save_for_backward(d_source, d_target)
@@ -223,24 +238,48 @@ class _StreamedSoftmax(torch.autograd.Function):
         return gradients[0] * d_source, gradients[0] * d_target, None, None, None, None, None
 
 
-def dot_tiles(softmax: Softmax, rows: Tensor, to_group: Tensor, tiles: Tensor) -> Tensor:
+def dot_tiles(rows: Tensor, to_group: Tensor, tiles: Tensor) -> Tensor:
     """sum of tiles * the same entries of `rows` (K, S)."""
-    if softmax.partition:
-        entries = rows.view(len(rows), -1, len(rows))[:, to_group].transpose(0, 1)
-    else:
-        entries = rows[:, softmax.states_of_group[to_group]].transpose(0, 1)
+    entries = rows.view(len(rows), -1, len(rows))[:, to_group].transpose(0, 1)
     used = tiles > 0  # a dropped column has score -inf and no counts
     return (tiles[used] * entries[used]).sum(dtype=torch.float64)
 
 
-def add_tiles(softmax: Softmax, rows: Tensor, to_group: Tensor, tiles: Tensor) -> None:
+def add_tiles(rows: Tensor, to_group: Tensor, tiles: Tensor) -> None:
     """Adds the tiles to their columns of `rows` (K, S), in place."""
-    if softmax.partition:
-        grouped = rows.view(len(rows), -1, len(rows)).transpose(0, 1)
-        grouped.index_add_(0, to_group, tiles)
-    else:
-        columns = softmax.states_of_group[to_group].flatten()
-        rows.index_add_(1, columns, tiles.transpose(0, 1).reshape(len(rows), -1))
+    grouped = rows.view(len(rows), -1, len(rows)).transpose(0, 1)
+    grouped.index_add_(0, to_group, tiles)
+
+
+class _SharedSoftmax(torch.autograd.Function):
+    """As `_StreamedSoftmax`, from counts by states (S, S): only columns that may be entered and rows with counts."""
+
+    @staticmethod
+    def forward(ctx, source, target, counts, enterable, with_value):
+        source, target = source.detach(), target.detach()
+        d_source, d_target = torch.zeros_like(source), torch.zeros_like(target)
+        every = torch.arange(len(source), device=source.device)
+        columns = every if enterable is None else every[enterable]
+        totals = counts.sum(1)
+        entered = target[columns]
+        d_entered = torch.zeros_like(entered)
+        value = torch.zeros((), dtype=torch.float64, device=source.device)
+        for states in every[totals > 0].split(ROWS_AT_ONCE):
+            scores, ours = source[states] @ entered.t(), counts[states][:, columns]
+            if with_value:
+                log_rows = scores - scores.logsumexp(-1, keepdim=True)
+                value += (ours * log_rows).sum(dtype=torch.float64)
+            scores = torch.softmax(scores, -1).mul_(-totals[states, None]).add_(ours)
+            d_source[states] = scores @ entered
+            d_entered.addmm_(scores.t(), source[states])
+        d_target[columns] = d_entered
+        ctx.save_for_backward(d_source, d_target)
+        return value.to(source.dtype)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        d_source, d_target = ctx.saved_tensors
+        return gradients[0] * d_source, gradients[0] * d_target, None, None, None
 
 
 @dataclass(frozen=True, eq=False)
