@@ -442,23 +442,20 @@ def main_raising(*arguments: str) -> None:
 
 def taught_run() -> Run:
     student = hmm_run("toy-taught")
-    recipe = replace(student.recipe, teacher=lstm_run().recipe, teacher_tokens=2_000)
-    return replace(student, recipe=recipe, worth=4)
+    changes = (*student.recipe.changes, "training.guide_weight=1")
+    return replace(student, recipe=replace(student.recipe, changes=changes, teacher=lstm_run().recipe), worth=4)
 
 
-def test_a_taught_row_draws_from_its_teacher_once_and_counts_its_time(toy, tmp_path):
+def test_a_guided_row_needs_its_teacher_and_counts_its_time(toy, tmp_path):
     at = place(tmp_path)
     row = toy_row("taught", taught_run())
     (failure,) = go([row], toy, at).failed
     assert failure[0] == "toy/taught" and "vlhmm reproduce table1 --only toy/lstm first" in str(failure[1])
     assert go([toy_row("lstm", lstm_run())], toy, at).finished == ("toy/lstm",)
     assert go([row], toy, at, time_limit=1e-3).stopped_by == "time limit"
-    samples = tmp_path / "runs" / "toy-taught-seed0-samples" / "samples.txt.gz"
-    drawn = samples.read_bytes()
     assert go([row], toy, at).finished == ("toy/taught",)
-    assert samples.read_bytes() == drawn  # not drawn again by the second sitting
     record, teacher = (at.store.get(name, 0) for name in ("toy-taught", "toy-lstm"))
     assert record.wall_s > teacher.wall_s
-    assert record.settings["teacher"]["hidden_size"] == 8 and record.settings["teacher_tokens"] == 2_000
-    assert "--samples teacher.txt.gz --sample-tokens 2000 && vlhmm train toy" in record.train_command
-    assert "--extra teacher.txt.gz" in record.train_command
+    assert record.settings["teacher"]["hidden_size"] == 8
+    assert "--out TEACHER && vlhmm train toy" in record.train_command
+    assert "--guide TEACHER" in record.train_command

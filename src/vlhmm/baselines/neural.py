@@ -65,6 +65,14 @@ class NeuralLanguageModel(nn.Module, ABC):
         return log_prob, carry
 
     @torch.no_grad()
+    def vectors_after(self, tokens: Tensor) -> Tensor:
+        """h after each token of rows that begin a text, (B, T, D): what the word that follows is predicted from."""
+        anything = tokens.new_zeros(len(tokens), 1)  # h_t does not see the word it predicts
+        longer = torch.cat([tokens, anything], dim=1)
+        lengths = torch.full((len(longer),), longer.shape[1])
+        return self.hidden(longer, lengths, self.start(len(longer)), None)[0][:, 1:]
+
+    @torch.no_grad()
     def next_word_distribution(self, context_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """p(. | context), float64 (V,), where the context is all words since the start of the text."""
         context = torch.as_tensor(np.asarray(context_ids, dtype=np.int64).reshape(1, -1))

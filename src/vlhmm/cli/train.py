@@ -31,10 +31,14 @@ examples:
   vlhmm train ptb --preset paper-ptb --states 2^10 --out runs/small
   vlhmm train train.txt --valid valid.txt --out runs/big --set model.num_blocks=256 --set training.rate=0.01
   vlhmm train ptb --preset em-ptb --extra teacher.txt.gz --out runs/distilled   learns from a teacher's samples too
+  vlhmm train ptb --preset em-ptb --guide runs/lstm --out runs/guided           its states begin as an LSTM's contexts
   vlhmm train ptb --preset em-ptb --dry-run                            parameters, memory, time; nothing is written
 
 presets (vlhmm train --list-presets shows them with their settings):
 """
+
+
+GUIDE_WEIGHT = 1.0  # of --guide, unless training.guide_weight is set
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -50,6 +54,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--valid", metavar="VALID", help="validation text; corpora by name bring their own")
     parser.add_argument(
         "--extra", metavar="FILE", help="more text to train on, a share at a time, e.g. samples of a better model"
+    )
+    parser.add_argument(
+        "--guide",
+        metavar="RUN",
+        help="a trained LSTM's folder: clusters of its hidden vectors are evidence about the states in early E-steps",
     )
     parser.add_argument("--out", metavar="RUN", help="the run's folder")
     parser.add_argument("--preset", metavar="NAME", default="default", help="a whole configuration (default: default)")
@@ -113,10 +122,11 @@ def run(args: argparse.Namespace) -> int:
         corpus = corpus._replace(extra=extra)
         note(f"{args.extra}: {extra.num_tokens:,} extra tokens, {extra.num_oov:,} out of vocabulary")
     blocks = given_blocks(args, config, corpus)
+    teacher = given_teacher(args, corpus)
     if args.dry_run:
         from vlhmm.training.dry_run import dry_run
 
-        print_estimate(dry_run(corpus, config, blocks, device, args.memory), args.format)
+        print_estimate(dry_run(corpus, config, blocks, device, args.memory, teacher), args.format)
         return 0
     with interruptible() as stop_asked, shown_progress(args.quiet, config) as progress:
         result = trainer.train(
@@ -130,7 +140,8 @@ def run(args: argparse.Namespace) -> int:
             should_stop=stop_asked,
             note=note,
             blocks=blocks,
-            described={"train": args.train, "valid": args.valid, "extra": args.extra},
+            described={"train": args.train, "valid": args.valid, "extra": args.extra, "guide": args.guide},
+            teacher=teacher,
         )
     summary = {
         "run": args.out,
@@ -177,8 +188,29 @@ def configured(args: argparse.Namespace, override: Callable, preset: Callable) -
         "min_count": args.min_count,
     }
     changes = [f"{name}={value}" for name, value in short.items() if value is not None]
+    if args.guide:
+        changes.append(f"training.guide_weight={GUIDE_WEIGHT}")
     # several settings may only fit each other together, so they are applied at once
     return override(preset(args.preset), [f"training.seed={args.seed}", *changes, *args.set])
+
+
+def given_teacher(args: argparse.Namespace, corpus: Any) -> Any:
+    """What gives vectors for lines of words, from --guide; or None."""
+    if not args.guide:
+        return None
+    from vlhmm.baselines import load_baseline
+    from vlhmm.errors import ConfigError
+
+    model = load_baseline(args.guide)
+    if not hasattr(model, "vectors_after"):
+        raise ConfigError(
+            f"{args.guide} holds no neural model, whose hidden vectors could guide; train one: vlhmm baseline lstm"
+        )
+    if model.vocabulary.words != corpus.vocabulary.words:
+        raise ConfigError(
+            f"{args.guide} was trained with another vocabulary than {corpus.name}'s; train it on the same text"
+        )
+    return model.vectors_after
 
 
 def given_blocks(args: argparse.Namespace, config: Any, corpus: Any) -> Any:

@@ -5,7 +5,6 @@ stopped goes on. Test is looked at once, when the run is finished, with the mode
 rules are recorded.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,15 +12,16 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlhmm.config import unknown
 from vlhmm.data.corpora import Corpus
-from vlhmm.data.files import write_atomically
-from vlhmm.data.text import Text, encode, read_lines, write_text
 from vlhmm.errors import ConfigError, VlhmmError
 from vlhmm.experiments.results import Record, Store
 from vlhmm.experiments.rows import Hmm, KneserNey, Neural, Row, Run
+
+if TYPE_CHECKING:
+    from vlhmm.training.guide import Teacher
 
 
 class Task(NamedTuple):
@@ -268,10 +268,7 @@ def train_hmm(
     from vlhmm.training import trainer
 
     config = recipe.config(seed)
-    before = 0.0  # seconds: a teacher's, whose samples are trained on
-    if recipe.teacher is not None:
-        extra, before = taught(recipe, corpus, folder, place)
-        corpus = corpus._replace(extra=extra)
+    teacher, before = (None, 0.0) if recipe.teacher is None else taught(recipe, corpus, place)
 
     def seen(status: trainer.Status) -> None:
         if status.checked:
@@ -290,6 +287,7 @@ def train_hmm(
         should_stop=place.should_stop,
         note=place.note,
         described={"train": corpus.name, "valid": None},
+        teacher=teacher,
     )
     progress = result.step / result.total_steps
     epochs = config.training.epochs * progress
@@ -298,10 +296,8 @@ def train_hmm(
     )
 
 
-def taught(recipe: Hmm, corpus: Corpus, folder: Path, place: Place) -> tuple[Text, float]:
-    """Text drawn from the recipe's teacher, once, into a folder beside the run's; and what teacher and text took."""
-    import torch
-
+def taught(recipe: Hmm, corpus: Corpus, place: Place) -> "tuple[Teacher, float]":
+    """What the recipe's teacher makes of lines, and how long it was trained."""
     from vlhmm.baselines import load_baseline
 
     assert recipe.teacher is not None
@@ -313,17 +309,7 @@ def taught(recipe: Hmm, corpus: Corpus, folder: Path, place: Place) -> tuple[Tex
             f"{corpus.name}/{recipe.teacher.kind} first"
             + (f" (its record is kept, its model is gone: remove {place.store.path(name, 0)})" if record else "")
         )
-    drawn = folder.with_name(f"{folder.name}-samples")
-    if not (drawn / "seconds.json").exists():
-        place.note(f"drawing {recipe.teacher_tokens:,} tokens from {home}")
-        began = time.perf_counter()
-        teacher = load_baseline(home)
-        text = teacher.sample(recipe.teacher_tokens, torch.Generator().manual_seed(0))  # type: ignore[attr-defined]
-        drawn.mkdir(parents=True, exist_ok=True)
-        write_text(drawn / "samples.txt.gz", text, corpus.vocabulary)
-        write_atomically(drawn / "seconds.json", json.dumps(time.perf_counter() - began).encode())
-    text = encode(read_lines(drawn / "samples.txt.gz"), corpus.vocabulary)
-    return text, record.wall_s + json.loads((drawn / "seconds.json").read_text())
+    return load_baseline(home).vectors_after, record.wall_s  # type: ignore[attr-defined]
 
 
 def train_neural(

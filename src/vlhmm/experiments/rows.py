@@ -23,14 +23,13 @@ class Hmm:
 
     preset: str
     changes: tuple[str, ...] = ()
-    teacher: Neural | None = None  # a baseline whose samples are trained on as well ...
-    teacher_tokens: int = 0  # ... so many of them
+    teacher: Neural | None = None  # a baseline whose hidden vectors guide the E-steps
 
     def config(self, seed: int = 0) -> RunConfig:
         return override(preset(self.preset), [*self.changes, f"training.seed={seed}"])
 
     def settings(self, seed: int) -> dict[str, Any]:
-        taught = {"teacher": self.teacher.settings(0), "teacher_tokens": self.teacher_tokens} if self.teacher else {}
+        taught = {"teacher": self.teacher.settings(0)} if self.teacher else {}
         return {**to_dict(self.config(seed)), **taught}
 
     def epochs(self) -> float:
@@ -50,9 +49,8 @@ class Hmm:
         ]
         if self.teacher is None:
             return " ".join([*words, f"--seed {seed}", "--out RUN"])
-        samples = f"--samples teacher.txt.gz --sample-tokens {self.teacher_tokens}"
-        teach = self.teacher.train_command(corpus, 0).replace("--out RUN", f"--out TEACHER {samples}")
-        return " ".join([f"{teach} && {words[0]}", *words[1:], f"--extra teacher.txt.gz --seed {seed}", "--out RUN"])
+        teach = self.teacher.train_command(corpus, 0).replace("--out RUN", "--out TEACHER")
+        return " ".join([f"{teach} && {words[0]}", *words[1:], f"--guide TEACHER --seed {seed}", "--out RUN"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,9 @@ class TrainingConfig:
     em_tokens: int | None = None  # em: tokens an E-step; none: the whole training text
     extra_tokens: int | None = None  # em: tokens of an extra text an E-step; none: as many as the training text has
     m_steps: int = 3  # em: optimizer steps an E-step
+    guide_weight: float = 0.0  # em: of a teacher's evidence about the states (train --guide)
+    guide_full: float = 0.6  # the share of training with all of it ...
+    guide_until: float = 0.95  # ... and with some of it
     smoothing: float = 0.0  # em, scalar: Dirichlet pseudo-counts toward averages of the block, and of all text
     epochs: float = 50.0
     optimizer: Literal["adamw", "closed-form"] = "adamw"  # closed-form: scalar EM only
@@ -62,6 +65,21 @@ class TrainingConfig:
         for name in ("average", "embedding_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must lie in [0, 1)")
+        if self.guide_weight < 0 or not 0 <= self.guide_full <= self.guide_until <= 1:
+            raise ConfigError(
+                f"guide_weight={self.guide_weight}, guide_full={self.guide_full}, guide_until={self.guide_until}: expected a "
+                "weight of 0 or more and 0 <= guide_full <= guide_until <= 1"
+            )
+        if self.guide_weight and (self.method, self.batch, self.context, self.em_tokens) != (
+            "em",
+            "sentences",
+            "reset",
+            None,
+        ):
+            raise ConfigError(
+                "a guide needs training.method=em, training.batch=sentences, training.context=reset and no "
+                "training.em_tokens: its evidence is about the same lines in every E-step"
+            )
         if self.em_tokens is not None and self.em_tokens < 1:
             raise ConfigError(f"em_tokens={self.em_tokens} must be at least 1, or none for the whole text")
         if self.extra_tokens is not None and self.extra_tokens < 1:

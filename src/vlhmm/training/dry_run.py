@@ -9,9 +9,10 @@ from vlhmm.blocks.structure import Blocks
 from vlhmm.data.corpora import Corpus
 from vlhmm.memory import kept_memory
 from vlhmm.training.config import RunConfig
+from vlhmm.training.guide import Teacher
 from vlhmm.training.make_blocks import make_blocks
 from vlhmm.training.run_folder import RunFolder
-from vlhmm.training.trainer import Trainer
+from vlhmm.training.trainer import Trainer, refuse_guide
 
 
 @kept_memory()
@@ -21,13 +22,15 @@ def dry_run(
     blocks: Blocks | None,
     device: str,
     memory: int | None,
+    teacher: Teacher | None = None,
     seconds: float = 10.0,
 ) -> dict[str, Any]:
     """Parameters, peak memory and seconds an epoch, from two steps or `seconds` of training."""
+    refuse_guide(corpus, config, teacher)
     if blocks is None:
         blocks = make_blocks(config.model, corpus.train.tokens, corpus.vocabulary, config.training.seed)
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = Trainer(corpus, config, RunFolder(scratch), blocks, device, memory)
+        trainer = Trainer(corpus, config, RunFolder(scratch), blocks, device, memory, teacher)
         trainer.run_step()  # compiles kernels and touches memory: not counted
         began, first = time.perf_counter(), trainer.step
         while trainer.step == first or time.perf_counter() - began < seconds / 2:

@@ -18,6 +18,7 @@ from vlhmm.inference import Chain, ChannelCounts, ChannelPotentials, Counts, Pot
 from vlhmm.model.chains import Carry, Pairs, chain_of, distinct_pairs, last_carry, pair_codes
 from vlhmm.model.hmm import ModelPotentials
 from vlhmm.model.low_rank import LowRank
+from vlhmm.training.guide import Guided
 
 
 class Prepared(NamedTuple):
@@ -102,14 +103,18 @@ def expectation(
     carry: Carry | None = None,
     buffers: Buffers | None = None,
     memory: int | None = None,
+    guided: Guided | None = None,
 ) -> Expectation:
     """Expected counts of all batches: tiles of the pairs that occur, forward-backward, sums; exact, no gradient.
 
-    Low-rank transitions need no tiles: their counts are those of the channels.
+    Low-rank transitions need no tiles: their counts are those of the channels. Guided, the posteriors (and the
+    log-likelihood) take a teacher's evidence into account.
     """
     buffers, transition = buffers or Buffers(), potentials.transition
-    emission = potentials.log_emission.detach().exp()
-    num_slots = emission.shape[1]
+    emission, chains = potentials.log_emission.detach().exp(), prepared.chains
+    num_words, num_slots = emission.shape
+    if guided is not None:
+        emission, chains = guided.guide.emission(emission, guided.slots, guided.weight), guided.guide.chains
     needed = predicted_bytes(
         prepared, num_slots, transition.source.shape[-1] if isinstance(transition, LowRank) else None
     )
@@ -133,7 +138,7 @@ def expectation(
         sums = buffers.get("counts", shape, emission).zero_()
         counts = Counts(torch.zeros_like(start), torch.zeros_like(emission), sums)
     workspace, total = buffers.messages(emission), 0.0
-    for chain, continues in zip(prepared.chains, prepared.continues, strict=True):
+    for chain, continues in zip(chains, prepared.continues, strict=True):
         if not continues or carry is None:
             group = torch.full_like(chain.lengths, -1)
             carry = Carry(group, emission.new_zeros(len(chain.lengths), num_slots))
@@ -141,6 +146,8 @@ def expectation(
         total += passed.log_scale.sum().item()
         carry = last_carry(passed.alpha, chain.start_of, chain.lengths, carry)
     counts = inference.finish_counts(counts, table)
+    if guided is not None:
+        counts = counts._replace(emission=guided.guide.by_word(counts.emission, num_words))
     return Expectation(counts, prepared.pairs, total, prepared.tokens, carry, tiles)
 
 

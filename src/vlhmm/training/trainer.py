@@ -34,10 +34,11 @@ from vlhmm.training.calibration import last_layers, scaled, search
 from vlhmm.training.closed_form import maximize
 from vlhmm.training.config import RunConfig, TrainingConfig
 from vlhmm.training.expectation import Buffers, Prepared, expectation, expected_log_likelihood, prepare
+from vlhmm.training.guide import Guide, Guided, Teacher, make_guide
 from vlhmm.training.make_blocks import make_blocks
 from vlhmm.training.plan import generator_for, make_plan
 from vlhmm.training.run_folder import RunFolder, load_into
-from vlhmm.training.schedule import Plateau, rate_at
+from vlhmm.training.schedule import Plateau, guide_weight_at, rate_at
 
 logger = logging.getLogger(__name__)
 
@@ -107,9 +108,12 @@ class Trainer:
         blocks: Blocks,
         device: str,
         memory: int | None,
+        teacher: Teacher | None = None,
     ) -> None:
         self.corpus, self.config, self.folder, self.blocks = corpus, config, folder, blocks
         self.settings, self.memory = config.training, memory
+        self.teacher = teacher
+        self.guide: Guide | None = None
         self.device = torch.device(device)
         self.hmm = build_hmm(config, blocks, corpus.train.tokens, corpus.vocabulary.eos).to(self.device)
         self.average = (
@@ -168,13 +172,28 @@ class Trainer:
         self._prepared = (id(batches), prepared)
         return prepared
 
+    def guided(self, batches: list[Batch], kept: Kept) -> Guided | None:
+        """The teacher's evidence for this step; None without a teacher, and when its time is over."""
+        weight = guide_weight_at(self.settings, self.step, self.total_steps)
+        if not weight:
+            self.guide = None  # a large table
+            return None
+        assert self.teacher is not None
+        if self.guide is None:
+            generator = generator_for(self.settings.seed, "guide", 0)
+            lines = [batch.tokens for batch in batches]
+            chains, num_slots = self.prepared(batches, None).chains, self.blocks.states_per_group
+            self.guide = make_guide(self.teacher, lines, chains, self.hmm.num_alive, num_slots, generator)
+        return Guided(self.guide, kept.slots, weight)
+
     def run_step(self) -> None:
         """Mask, E-step, optimizer steps."""
         kept, batches = self.kept(), self.batches()
         carry = reduce_carry(self.carry, kept) if batches[0].continues else None
         prepared = self.prepared(batches, carry.group if carry is not None else None)
         potentials = self.hmm.potentials(kept)
-        expected = expectation(potentials, prepared, carry, self.buffers, self.memory)
+        guided = self.guided(batches, kept)
+        expected = expectation(potentials, prepared, carry, self.buffers, self.memory, guided)
         if not math.isfinite(expected.log_likelihood):
             raise TrainingError(
                 f"the loss is not finite at step {self.step} (epoch {self.step / self.steps_per_epoch:.2f}, batch "
@@ -368,16 +387,18 @@ def train(
     note: Callable[[str], None] = logger.info,
     blocks: Blocks | None = None,
     described: dict[str, Any] | None = None,
+    teacher: Teacher | None = None,
 ) -> TrainResult:
     """Trains, or goes on training, the run in folder `out`; the model best on valid is kept there.
 
     Stops cleanly, with a checkpoint, after `time_limit` seconds of this sitting or when `should_stop` says so;
-    the same call goes on from there.
+    the same call goes on from there. With training.guide_weight a `teacher` gives evidence about the states.
     """
+    refuse_guide(corpus, config, teacher)
     began = time.monotonic()
     folder = RunFolder(out)
     blocks = open_run(folder, corpus, config, blocks, described or {}, note)
-    trainer = Trainer(corpus, config, folder, blocks, device, memory)
+    trainer = Trainer(corpus, config, folder, blocks, device, memory, teacher)
     if trainer.restore():
         note(f"continuing {folder.path} at step {trainer.step} of {trainer.total_steps}")
     else:
@@ -422,8 +443,11 @@ def train(
             checked=checked,
         )
         if checked:
+            name = name_of_train(
+                config.training, guide_weight_at(config.training, trainer.step - 1, trainer.total_steps)
+            )
             trainer.elapsed = before + time.monotonic() - sitting
-            folder.journal(check_event(replace(status, seconds=trainer.elapsed), config))
+            folder.journal(check_event(replace(status, seconds=trainer.elapsed), name, config))
             trainer.log_likelihood, trainer.tokens = 0.0, 0
             mark_time, mark_tokens = time.monotonic(), tokens
         if progress is not None and (checked or now - shown > 0.2):
@@ -464,18 +488,36 @@ def train(
     )
 
 
-def check_event(status: Status, config: RunConfig) -> dict[str, Any]:
+def name_of_train(settings: TrainingConfig, guide_weight: float) -> str:
+    """What the training perplexity of a check is called: the model's own, or what it is under."""
+    if guide_weight:
+        return "train_under_guide"  # evidence that is unlikely counts against it
+    return "train_under_dropout" if settings.state_dropout else "train"
+
+
+def check_event(status: Status, name_of_train: str, config: RunConfig) -> dict[str, Any]:
     return {
         "event": "check",
         "step": status.step,
         "epoch": round(status.epoch, 4),
-        "train_under_dropout" if config.training.state_dropout else "train": status.train,
+        name_of_train: status.train,
         "valid": status.valid,
         "best": status.is_best,
         "context": config.training.context,
         "tokens_per_second": round(status.tokens_per_second, 1),
         "seconds": round(status.seconds, 2),
     }
+
+
+def refuse_guide(corpus: Corpus, config: RunConfig, teacher: Teacher | None) -> None:
+    """An error if there is a teacher and no use for it, or the other way round, or what it cannot be used with."""
+    weight = config.training.guide_weight
+    if weight and teacher is None:
+        raise ConfigError(f"training.guide_weight={weight} needs a teacher: --guide RUN, a trained LSTM's folder")
+    if teacher is not None and not weight:
+        raise ConfigError("a teacher without training.guide_weight has no say; set it above 0")
+    if weight and (corpus.extra is not None or config.model.constraint == "uniform"):
+        raise ConfigError("a guide can be used neither with an extra text nor with model.constraint=uniform")
 
 
 def open_run(
