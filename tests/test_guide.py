@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from models import VOCABULARY, small_hmm
+from vlhmm.baselines.training import build_model, default_config
 from vlhmm.cli.main import main
 from vlhmm.config import override
 from vlhmm.data.batches import sentence_batches
@@ -18,10 +19,12 @@ from vlhmm.data.text import encode
 from vlhmm.errors import ConfigError
 from vlhmm.experiments.presets import preset
 from vlhmm.model.hmm import Kept
+from vlhmm.model.state_dropout import sample_kept
 from vlhmm.training import dry_run as dry_run_module
+from vlhmm.training import guide as guide_module
 from vlhmm.training.config import TrainingConfig
 from vlhmm.training.expectation import expectation, prepare
-from vlhmm.training.guide import LEAST, Guided, distances_to_clusters, make_guide
+from vlhmm.training.guide import LEAST, Guided, distances_to_clusters, make_evidence
 from vlhmm.training.schedule import guide_weight_at
 from vlhmm.training.trainer import train
 
@@ -40,72 +43,110 @@ def prepared_lines(blocks):
     return batches, prepare(batches, group_of_word, blocks.num_groups)
 
 
-def enumerated(potentials, slots, guide, prepared, weight):
-    """Expected emissions (V, K) and moves {(from, to): (K, K)} of all lines, path by path, with evidence."""
+def enumerated(potentials, kept, evidence, prepared, weight):
+    """Expected starts (M, K), emissions (V, K) and moves (P, K, K) of all lines, path by path, with evidence."""
     start, emission = potentials.log_start.exp(), potentials.log_emission.exp()
     tiles = potentials.transition.tiles(*prepared.pairs)
-    evidence = guide.evidence.double() if slots is None else guide.evidence.double().gather(1, slots[guide.group])
-    emitted, moved, token, logs = torch.zeros_like(emission), torch.zeros_like(tiles), 0, 0.0
-    num_slots = emission.shape[1]
-    for chain in prepared.chains:
+    begun, emitted, moved, logs = torch.zeros_like(start), torch.zeros_like(emission), torch.zeros_like(tiles), 0.0
+    for chain, told_all in zip(prepared.chains, evidence, strict=True):
+        told_all = told_all.double().view(*chain.emit_of.shape, -1)
         for row, length in enumerate(chain.lengths.tolist()):
-            rows = token + row * chain.emit_of.shape[1] + torch.arange(length)
             words, edges = chain.emit_of[row, :length].tolist(), chain.edge_of[row, :length].tolist()
-            told = evidence[rows] - evidence[rows].max(1, keepdim=True).values
+            told = []  # per token, {kept state: log evidence relative to the best of those that can be entered}
+            for t in range(length):
+                group = chain.start_of[row, t]
+                slots = list(range(told_all.shape[-1])) if kept.slots is None else kept.slots[group].tolist()
+                alive = len(slots) if kept.num_alive is None else int(kept.num_alive[group])
+                values = [told_all[row, t, slot].item() for slot in slots[:alive]]
+                told.append([value - max(values) for value in values])
             paths = {}
-            for path in itertools.product(range(num_slots), repeat=length):
-                p = start[chain.start_of[row, 0], path[0]]
+            for path in itertools.product(*(range(len(values)) for values in told)):
+                p = start[chain.start_of[row, 0], path[0]].item()
                 for t, z in enumerate(path):
-                    p = p * emission[words[t], z] * math.exp(weight * told[t, z])
-                    p = p * tiles[edges[t], path[t - 1], z] if t else p
+                    p *= emission[words[t], z].item() * math.exp(weight * told[t][z])
+                    p *= tiles[edges[t], path[t - 1], z].item() if t else 1
                 paths[path] = p
             total = sum(paths.values())
             logs += math.log(total)
             for path, p in paths.items():
+                begun[chain.start_of[row, 0], path[0]] += p / total
                 for t, z in enumerate(path):
                     emitted[words[t], z] += p / total
                     if t:
                         moved[edges[t], path[t - 1], z] += p / total
-        token += chain.emit_of.numel()
-    return emitted, moved, logs
+    return begun, emitted, moved, logs
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["all", "kept"])
-@pytest.mark.parametrize("kind", ["block-factored-coded", "paper", "scalar", "none", "uneven-block-factored"])
-def test_guided_counts_are_those_of_enumeration(kind, kept):
+def evidence_of(hmm, blocks, prepared, batches):
+    tokens, generator = [batch.tokens for batch in batches], torch.Generator().manual_seed(0)
+    return make_evidence(teacher, tokens, prepared.chains, hmm.num_alive, blocks.states_per_group, generator)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize(
+    "kind", ["block-factored-coded", "paper", "scalar", "none", "uneven-block-factored", "low-rank"]
+)
+def test_guided_counts_are_those_of_enumeration(kind, dropout):
     hmm, blocks = small_hmm(kind)
     batches, prepared = prepared_lines(blocks)
-    num_slots = blocks.states_per_group
-    tokens = [batch.tokens for batch in batches]
-    generator = torch.Generator().manual_seed(0)
-    guide = make_guide(teacher, tokens, prepared.chains, hmm.num_alive, num_slots, generator)
-    slots = (
-        torch.arange(num_slots)[None].repeat(blocks.num_groups, 1)[:, :: 2 if num_slots > 2 else 1] if kept else None
-    )
-    alive = (slots < hmm.num_alive[:, None]).sum(1) if kept else None
+    evidence, kept = evidence_of(hmm, blocks, prepared, batches), Kept()
+    if dropout:
+        generator = torch.Generator().manual_seed(5)
+        slots, alive = sample_kept(hmm.num_alive, blocks.states_per_group, dropout, generator)
+        kept = Kept(slots=slots, num_alive=alive)
     with torch.no_grad():
-        potentials = hmm.potentials(Kept(slots=slots, num_alive=alive))
+        potentials = hmm.potentials(kept)
     for weight in (0.0, 0.7, 3.0):
-        expected = expectation(potentials, prepared, guided=Guided(guide, slots, weight))
-        emitted, moved, logs = enumerated(potentials, slots, guide, prepared, weight)
-        torch.testing.assert_close(expected.counts.emission, emitted, rtol=1e-9, atol=1e-12)
-        torch.testing.assert_close(expected.counts.tiles, moved, rtol=1e-9, atol=1e-12)
+        expected = expectation(potentials, prepared, guided=Guided(evidence, kept, weight))
+        begun, emitted, moved, logs = enumerated(potentials, kept, evidence, prepared, weight)
+        same = {"rtol": 1e-9, "atol": 1e-12}
+        torch.testing.assert_close(expected.counts.start, begun, **same)
+        torch.testing.assert_close(expected.counts.emission, emitted, **same)
+        if kind == "low-rank":  # its counts are those of channels; of moves it keeps where they lead
+            torch.testing.assert_close(expected.counts.leave, moved.sum(-1), **same)
+        else:
+            torch.testing.assert_close(expected.counts.tiles, moved, **same)
         assert expected.log_likelihood == pytest.approx(logs, rel=1e-9)
         if weight == 0:
             plain = expectation(potentials, prepared)
-            torch.testing.assert_close(expected.counts.tiles, plain.counts.tiles, rtol=1e-9, atol=1e-12)
             assert expected.log_likelihood == pytest.approx(plain.log_likelihood, rel=1e-12)
 
 
-def test_guide_knows_every_token_and_no_dead_state():
+def test_evidence_is_its_formula(monkeypatch):
+    """With as many clusters as asked for, known centres: distances beyond the nearest, over the mean nearest."""
     hmm, blocks = small_hmm("uneven-block-factored")
     batches, prepared = prepared_lines(blocks)
-    tokens = [batch.tokens for batch in batches]
-    guide = make_guide(teacher, tokens, prepared.chains, hmm.num_alive, 4, torch.Generator().manual_seed(0))
-    live = torch.cat([chain.live.flatten() for chain in prepared.chains])
-    assert (guide.evidence[live].max(1).values == 0).all()  # the nearest cluster of each token
-    dead = torch.arange(4)[None] >= hmm.num_alive[guide.group, None]
-    assert (guide.evidence[dead] == torch.tensor(LEAST).half()).all()
+    centres = torch.tensor([[5.0, 0.0, 0.0], [0.0, 5.0, 0.0], [0.0, 0.0, 5.0], [5.0, 5.0, 5.0]])
+    monkeypatch.setattr(
+        guide_module, "distances_to_clusters", lambda x, k, _: guide_module.squared_distances(x, centres[:k])
+    )
+    evidence = torch.cat(evidence_of(hmm, blocks, prepared, batches))
+    vectors = torch.cat([teacher(batch.tokens).flatten(0, 1) for batch in batches])
+    group, live = (
+        torch.cat([part.flatten() for part in parts])
+        for parts in zip(*((c.start_of, c.live) for c in prepared.chains), strict=True)
+    )
+    distances = {}
+    for token in live.nonzero()[:, 0].tolist():
+        alive = int(hmm.num_alive[group[token]])
+        distances[token] = [(vectors[token] - centres[k]).square().sum().item() for k in range(alive)]
+    mean = sum(min(d) for d in distances.values()) / len(distances)
+    assert mean > 2  # so that a missing division would show
+    for token, d in distances.items():
+        expected = [-(value - min(d)) / mean for value in d] + [LEAST] * (4 - len(d))
+        assert evidence[token].tolist() == pytest.approx(expected, rel=2e-3, abs=2e-3)
+    assert (evidence[~live] == torch.tensor(LEAST).half()).all()
+
+
+def test_vectors_after_a_word_are_what_the_next_is_predicted_from():
+    for kind in ("ff", "lstm"):
+        model = build_model(kind, VOCABULARY, replace(default_config(kind), hidden_size=5))
+        context = torch.tensor([[2, 3, 4, 6]])
+        vectors = model.vectors_after(context)[0]
+        for length in (1, 2, 4):
+            logits = model.embedding.double() @ vectors[length - 1].double() + model.bias.double()
+            expected = torch.from_numpy(model.next_word_distribution(context[0, :length]))
+            torch.testing.assert_close(logits.softmax(0).detach(), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_clusters_are_found():
@@ -173,6 +214,8 @@ def test_training_is_guided_then_free_and_goes_on_to_the_same_bits(texts, tmp_pa
     assert not train(
         texts, config, tmp_path / "parts", teacher=remembers_first, should_stop=lambda: next(stops)
     ).finished
+    with pytest.raises(ConfigError, match="another teacher"):
+        train(texts, config, tmp_path / "parts", teacher=teacher)
     assert train(texts, config, tmp_path / "parts", teacher=remembers_first).finished
     bits = [load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts")]
     assert all(torch.equal(bits[0][name], bits[1][name]) for name in bits[0])

@@ -149,6 +149,11 @@ def test_one_mask_a_segment_drops_the_same_units_at_every_step():
     assert not (dropped == dropped[:, :1]).all()
 
 
+def test_segments_are_the_lstms_alone():
+    with pytest.raises(ConfigError, match="dropout_mask=segment is for the LSTM"):
+        build_model("ff", VOCABULARY, replace(small("ff"), dropout_mask="segment"))
+
+
 def test_sgd_steps_along_the_clipped_gradient():
     config = small(
         "lstm", optimizer="sgd", rate=2.0, clip=1e-3, dropout=0.0, epochs=1, num_streams=1, checks_per_epoch=1

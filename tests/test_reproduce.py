@@ -452,6 +452,9 @@ def test_a_guided_row_needs_its_teacher_and_counts_its_time(toy, tmp_path):
     (failure,) = go([row], toy, at).failed
     assert failure[0] == "toy/taught" and "vlhmm reproduce table1 --only toy/lstm first" in str(failure[1])
     assert go([toy_row("lstm", lstm_run())], toy, at).finished == ("toy/lstm",)
+    other = replace(row.run.recipe.teacher, changes=(*row.run.recipe.teacher.changes, "rate=0.5"))
+    (failure,) = go([replace(row, run=replace(row.run, recipe=replace(row.run.recipe, teacher=other)))], toy, at).failed
+    assert "trained with another rate (0.001, now 0.5)" in str(failure[1])
     assert go([row], toy, at, time_limit=1e-3).stopped_by == "time limit"
     assert go([row], toy, at).finished == ("toy/taught",)
     record, teacher = (at.store.get(name, 0) for name in ("toy-taught", "toy-lstm"))

@@ -58,7 +58,7 @@ class BaselineConfig:
     epochs: int = 50
     optimizer: Literal["adamw", "sgd"] = "adamw"
     rate: float = 1e-3
-    weight_decay: float = 0.0  # of matrices, not of biases
+    weight_decay: float = 0.0  # of matrices, not of biases; adamw: decoupled, sgd: added to the gradient
     clip: float = 5.0
     checks_per_epoch: int = 4
     schedule: Literal["plateau", "cosine"] = "plateau"  # cosine: from `rate` to 0 over all epochs
@@ -122,6 +122,8 @@ def build_model(kind: str, vocabulary: Vocabulary, config: BaselineConfig) -> Ne
     """An untrained model, its weights drawn with config.seed."""
     generator = torch.Generator().manual_seed(config.seed)
     if kind == "ff":
+        if config.dropout_mask != "token":
+            raise ConfigError("dropout_mask=segment is for the LSTM; ff predicts every word by itself")
         return FeedForward(vocabulary, generator, config.hidden_size, config.dropout, config.num_layers, config.order)
     if kind == "lstm":
         segment = config.dropout_mask == "segment"

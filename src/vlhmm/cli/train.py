@@ -58,7 +58,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--guide",
         metavar="RUN",
-        help="a trained LSTM's folder: clusters of its hidden vectors are evidence about the states in early E-steps",
+        help="a trained LSTM's folder: clusters of its hidden vectors are evidence about the states until near the end",
     )
     parser.add_argument("--out", metavar="RUN", help="the run's folder")
     parser.add_argument("--preset", metavar="NAME", default="default", help="a whole configuration (default: default)")
@@ -267,12 +267,16 @@ def shown_progress(quiet: bool, config: Any) -> Iterator[Callable[[Any], None] |
     if quiet:
         yield None
         return
-    label = f"train (λ={config.training.state_dropout:g})" if config.training.state_dropout else "train"
+    labels = {
+        "train_under_dropout": f"train (λ={config.training.state_dropout:g})",
+        "train_under_guide": "train (guided)",
+    }
 
     def line(status: Any) -> str:
         valid = f"  valid {status.valid:.1f}{'*' if status.is_best else ''}" if status.valid is not None else ""
         return (
-            f"epoch {status.epoch:.2f}/{status.epochs:g}  step {status.step}  {label} {status.train:.1f}{valid}  "
+            f"epoch {status.epoch:.2f}/{status.epochs:g}  step {status.step}  "
+            f"{labels.get(status.train_name, 'train')} {status.train:.1f}{valid}  "
             f"{status.tokens_per_second / 1000:.1f}k tok/s  eta {clock(status.eta)}"
         )
 

@@ -1,7 +1,8 @@
 r"""Emission tables $\log p(x | z)$ as (V, K): for every word, the K states that may emit it.
 
 Computed block by block, never as a |Z| x V matrix: each state is normalized over its own block's
-words, which is the same distribution as a masked softmax over all words.
+words, which is the same distribution as a masked softmax over all words. (Where words share states, `overlapping` goes
+through that matrix a few words at a time.)
 """
 
 import torch

@@ -4,8 +4,8 @@ r"""Transition potentials of two kinds, behind one interface: what every later s
 `BlockFactored`  p(z' | z) = p(m' | z) p(z' | z, m'), m' the block of z'        (ours)
 
 Each comes from low-rank factors (neural) or from free logits (scalar). The |Z| x |Z| matrix is
-never held: tiles are made for the block pairs that occur, and the gradient of the expected complete
-log-likelihood streams over row tiles.
+never held (but for counts where groups share states): tiles are made for the block pairs that occur, and
+the gradient of the expected complete log-likelihood streams over row tiles.
 
 A transition answers:
     tiles(from_group, to_group)     (P, K, K) probabilities of the given block pairs

@@ -16,10 +16,10 @@ TINY = 1e-12  # keeps a logarithm finite where neither counts nor averages give 
 
 
 def normalized(counts: Tensor, dim: int) -> Tensor:
-    return smoothed(counts, 0.0, 0.0, dim)
+    return (counts + TINY) / (counts + TINY).sum(dim, keepdim=True)
 
 
-def smoothed(counts: Tensor, average: Tensor | float, strength: float, dim: int) -> Tensor:
+def smoothed(counts: Tensor, average: Tensor, strength: float, dim: int) -> Tensor:
     """(counts + strength * average) / total along `dim`."""
     totals = counts + strength * average + TINY
     return totals / totals.sum(dim, keepdim=True)
@@ -34,7 +34,7 @@ def maximize(hmm: HMM, counts: Counts, pairs: Pairs, smoothing: float) -> None:
     groups, slots = normalized(emitted.sum(1), 0), normalized(emitted, 1)  # p(m) and p(z | m) in all text
 
     first_group = smoothed(counts.start.sum(1), groups, smoothing, 0)
-    hmm.start_logits.copy_(first_group.log()[:, None] + smoothed(counts.start, 1 / num_slots, smoothing, 1).log())
+    hmm.start_logits.copy_(first_group.log()[:, None] + smoothed(counts.start, slots, smoothing, 1).log())
     for words in by_group:
         table = counts.emission[words]  # (words of the block, K)
         average = normalized(table.sum(1, keepdim=True), 0)
@@ -53,6 +53,6 @@ def maximize(hmm: HMM, counts: Counts, pairs: Pairs, smoothing: float) -> None:
     into_block[pairs.from_group, :, pairs.to_group] = counts.tiles.sum(-1)
     average = smoothed(into_block.sum(1, keepdim=True), groups, smoothing, 2)
     hmm.block_logits.copy_(smoothed(into_block, average, smoothing, 2).log())
-    hmm.tile_logits.zero_()
+    hmm.tile_logits.copy_(slots.log()[None, :, None].expand_as(hmm.tile_logits))  # of pairs never seen
     average = smoothed(counts.tiles.sum(1, keepdim=True), slots[pairs.to_group, None], smoothing, 2)
     hmm.tile_logits[pairs.from_group, pairs.to_group] = smoothed(counts.tiles, average, smoothing, 2).log()

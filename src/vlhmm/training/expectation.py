@@ -18,6 +18,7 @@ from vlhmm.inference import Chain, ChannelCounts, ChannelPotentials, Counts, Pot
 from vlhmm.model.chains import Carry, Pairs, chain_of, distinct_pairs, last_carry, pair_codes
 from vlhmm.model.hmm import ModelPotentials
 from vlhmm.model.low_rank import LowRank
+from vlhmm.model.transitions import Softmax
 from vlhmm.training.guide import Guided
 
 
@@ -111,13 +112,15 @@ def expectation(
     log-likelihood) take a teacher's evidence into account.
     """
     buffers, transition = buffers or Buffers(), potentials.transition
-    emission, chains = potentials.log_emission.detach().exp(), prepared.chains
-    num_words, num_slots = emission.shape
-    if guided is not None:
-        emission, chains = guided.guide.emission(emission, guided.slots, guided.weight), guided.guide.chains
+    emission = potentials.log_emission.detach().exp()
+    num_slots = emission.shape[1]
     needed = predicted_bytes(
         prepared, num_slots, transition.source.shape[-1] if isinstance(transition, LowRank) else None
     )
+    if isinstance(transition, Softmax) and not transition.partition:
+        needed += 4 * transition.num_states**2  # counts by states
+    if guided is not None:
+        needed += sum(2 * evidence.numel() for evidence in guided.evidence)
     if memory is not None and needed > memory:
         raise ConfigError(
             f"one E-step needs {needed / 1e9:.1f} GB for tiles and counts of {len(prepared.pairs.from_group):,} block pairs, "
@@ -138,16 +141,17 @@ def expectation(
         sums = buffers.get("counts", shape, emission).zero_()
         counts = Counts(torch.zeros_like(start), torch.zeros_like(emission), sums)
     workspace, total = buffers.messages(emission), 0.0
-    for chain, continues in zip(chains, prepared.continues, strict=True):
+    for number, (chain, continues) in enumerate(zip(prepared.chains, prepared.continues, strict=True)):
         if not continues or carry is None:
             group = torch.full_like(chain.lengths, -1)
             carry = Carry(group, emission.new_zeros(len(chain.lengths), num_slots))
-        passed = inference.add_expected_counts(counts, table, chain, carry.alpha, workspace)
+        if guided is None:
+            passed = inference.add_expected_counts(counts, table, chain, carry.alpha, workspace)
+        else:
+            passed = guided.add_expected_counts(number, counts, table, chain, carry.alpha, workspace)
         total += passed.log_scale.sum().item()
         carry = last_carry(passed.alpha, chain.start_of, chain.lengths, carry)
     counts = inference.finish_counts(counts, table)
-    if guided is not None:
-        counts = counts._replace(emission=guided.guide.by_word(counts.emission, num_words))
     return Expectation(counts, prepared.pairs, total, prepared.tokens, carry, tiles)
 
 

@@ -17,78 +17,82 @@ import torch
 from jaxtyping import Float, Float16, Int
 from torch import Tensor
 
-from vlhmm.inference import Chain
+from vlhmm import inference
+from vlhmm.inference import Chain, ChannelCounts, ChannelPotentials, Counts, Forward, Potentials
+from vlhmm.model.hmm import Kept
 
 Teacher = Callable[[Int[Tensor, "row time"]], Float[Tensor, "row time width"]]  # lines of words -> a vector after each
+Evidence = Float16[Tensor, "token slot"]
 ITERATIONS = 8  # of k-means
 LEAST = -1e4  # log evidence for a cluster without tokens; finite, so that no weight makes it NaN
 
 
 class Guided(NamedTuple):
-    """What an E-step takes of a guide."""
+    """What an E-step takes of a teacher."""
 
-    guide: "Guide"
-    slots: Int[Tensor, "group kept"] | None  # the states it keeps; None: all
+    evidence: list[Evidence]  # for each of its chains, padding included
+    kept: Kept
     weight: float
 
+    def add_expected_counts(
+        self,
+        number: int,
+        counts: Counts | ChannelCounts,
+        potentials: Potentials | ChannelPotentials,
+        chain: Chain,
+        carry: Float[Tensor, "batch slot"] | None,
+        workspace,
+    ) -> Forward:
+        """As `inference.add_expected_counts`, under this evidence: every token reads emissions of its own."""
+        words = chain.emit_of.flatten()
+        told = evidence_for_kept(self.evidence[number], chain.start_of.flatten(), self.kept, counts.emission.dtype)
+        told = told.mul_(self.weight).exp_().mul_(potentials.emission[words])
+        of_tokens = counts._replace(emission=torch.zeros_like(told))
+        own_rows = torch.arange(len(words), device=words.device).view_as(chain.emit_of)
+        passed = inference.add_expected_counts(
+            of_tokens, potentials._replace(emission=told), chain._replace(emit_of=own_rows), carry, workspace
+        )
+        counts.emission.index_add_(0, words, of_tokens.emission)
+        return passed
 
-class Guide(NamedTuple):
-    """Evidence for every token of a list of chains, padding included."""
 
-    evidence: Float16[Tensor, "token slot"]
-    group: Int[Tensor, " token"]
-    word: Int[Tensor, " token"]
-    chains: list[Chain]  # they read one row of emissions a token, not one a word
-
-    def emission(
-        self, table: Float[Tensor, "word kept"], slots: Int[Tensor, "group kept"] | None, weight: float
-    ) -> Float[Tensor, "token kept"]:
-        """p(x_t | z) e_t(z)^weight for the kept states; the likeliest of them has evidence 1."""
-        evidence = self.evidence if slots is None else self.evidence.gather(1, slots[self.group])
-        evidence = evidence.to(table.dtype)
-        evidence -= evidence.max(1, keepdim=True).values
-        return evidence.mul_(weight).exp_().mul_(table[self.word])
-
-    def by_word(self, counts: Float[Tensor, "token kept"], num_words: int) -> Float[Tensor, "word kept"]:
-        """Expected counts of tokens, added up by their words."""
-        return counts.new_zeros(num_words, counts.shape[1]).index_add_(0, self.word, counts)
+def evidence_for_kept(
+    evidence: Evidence, group: Int[Tensor, " token"], kept: Kept, dtype: torch.dtype
+) -> Float[Tensor, "token kept"]:
+    """Log evidence for the kept states alone; the likeliest of them has 0."""
+    if kept.slots is not None:
+        evidence = evidence.gather(1, kept.slots[group])
+    evidence = evidence.to(dtype)
+    if kept.num_alive is not None:
+        beyond = torch.arange(evidence.shape[1], device=evidence.device) >= kept.num_alive[group, None]
+        evidence = evidence.masked_fill(beyond, LEAST)
+    return evidence - evidence.max(1, keepdim=True).values
 
 
 @torch.no_grad()
-def make_guide(
+def make_evidence(
     teacher: Teacher,
     tokens: list[Int[Tensor, "row time"]],
     chains: list[Chain],
     num_alive: Int[Tensor, " group"],
     num_slots: int,
     generator: torch.Generator,
-) -> Guide:
-    """The evidence about rows of `tokens`, each the beginning of a line, and `chains` made of them."""
-    vectors = torch.cat([teacher(rows).flatten(0, 1) for rows in tokens])
-    group, word, live = (
-        torch.cat([part.flatten() for part in parts])
-        for parts in zip(*((chain.start_of, chain.emit_of, chain.live) for chain in chains), strict=True)
-    )
-    evidence = torch.full((len(vectors), num_slots), LEAST)
-    nearest, seen = 0.0, 0
+) -> list[Evidence]:
+    """The evidence about rows of `tokens`, each the beginning of a line, and the `chains` made of them."""
+    device = chains[0].emit_of.device
+    vectors = torch.cat([teacher(rows.cpu()).flatten(0, 1) for rows in tokens])
+    group = torch.cat([torch.where(chain.live, chain.start_of, -1).flatten() for chain in chains]).cpu()
+    found = []
     for number, num_states in enumerate(num_alive.tolist()):
-        where = ((group == number) & live).nonzero()[:, 0]
-        distance = distances_to_clusters(vectors[where], num_states, generator)
-        least = distance.min(1, keepdim=True).values if len(where) else distance
-        nearest, seen = nearest + least.sum().item(), seen + len(where)
-        evidence[where, : distance.shape[1]] = least - distance
-    evidence = (evidence / max(nearest / max(seen, 1), 1e-30)).clamp_(min=LEAST).half()
-    return Guide(evidence, group, word, numbered(chains))
-
-
-def numbered(chains: list[Chain]) -> list[Chain]:
-    """The same chains, each token reading a row of its own."""
-    first, read = 0, []
-    for chain in chains:
-        rows = torch.arange(first, first + chain.emit_of.numel(), device=chain.emit_of.device)
-        read.append(chain._replace(emit_of=rows.view_as(chain.emit_of)))
-        first += len(rows)
-    return read
+        where = (group == number).nonzero()[:, 0]
+        found.append((where, distances_to_clusters(vectors[where], num_states, generator)))
+    nearest = torch.cat([distance.min(1).values for where, distance in found if len(where)])
+    evidence = torch.full((len(vectors), num_slots), LEAST, dtype=torch.float16)
+    for where, distance in found:
+        if len(where):
+            relative = (distance.min(1, keepdim=True).values - distance) / nearest.mean().clamp(min=1e-30)
+            evidence[where, : distance.shape[1]] = relative.clamp_(min=LEAST).half()
+    return list(evidence.to(device).split([chain.emit_of.numel() for chain in chains]))
 
 
 def distances_to_clusters(

@@ -34,7 +34,7 @@ from vlhmm.training.calibration import last_layers, scaled, search
 from vlhmm.training.closed_form import maximize
 from vlhmm.training.config import RunConfig, TrainingConfig
 from vlhmm.training.expectation import Buffers, Prepared, expectation, expected_log_likelihood, prepare
-from vlhmm.training.guide import Guide, Guided, Teacher, make_guide
+from vlhmm.training.guide import Evidence, Guided, Teacher, make_evidence
 from vlhmm.training.make_blocks import make_blocks
 from vlhmm.training.plan import generator_for, make_plan
 from vlhmm.training.run_folder import RunFolder, load_into
@@ -51,7 +51,8 @@ class Status:
     total_steps: int
     epoch: float
     epochs: float
-    train: float | None  # perplexity under state dropout since the last check: not the model's perplexity
+    train: float | None  # perplexity of the training text since the last check ...
+    train_name: str  # ... which may be under dropout or a teacher's evidence: then not the model's perplexity
     valid: float | None
     best: float
     is_best: bool
@@ -113,7 +114,7 @@ class Trainer:
         self.corpus, self.config, self.folder, self.blocks = corpus, config, folder, blocks
         self.settings, self.memory = config.training, memory
         self.teacher = teacher
-        self.guide: Guide | None = None
+        self.evidence: list[Evidence] | None = None
         self.device = torch.device(device)
         self.hmm = build_hmm(config, blocks, corpus.train.tokens, corpus.vocabulary.eos).to(self.device)
         self.average = (
@@ -176,15 +177,15 @@ class Trainer:
         """The teacher's evidence for this step; None without a teacher, and when its time is over."""
         weight = guide_weight_at(self.settings, self.step, self.total_steps)
         if not weight:
-            self.guide = None  # a large table
+            self.evidence = None  # a large table
             return None
         assert self.teacher is not None
-        if self.guide is None:
+        if self.evidence is None:
             generator = generator_for(self.settings.seed, "guide", 0)
-            lines = [batch.tokens for batch in batches]
-            chains, num_slots = self.prepared(batches, None).chains, self.blocks.states_per_group
-            self.guide = make_guide(self.teacher, lines, chains, self.hmm.num_alive, num_slots, generator)
-        return Guided(self.guide, kept.slots, weight)
+            lines, chains = [batch.tokens for batch in batches], self.prepared(batches, None).chains
+            num_slots = self.blocks.states_per_group
+            self.evidence = make_evidence(self.teacher, lines, chains, self.hmm.num_alive, num_slots, generator)
+        return Guided(self.evidence, kept, weight)
 
     def run_step(self) -> None:
         """Mask, E-step, optimizer steps."""
@@ -223,6 +224,13 @@ class Trainer:
                 self.updates += 1
                 self.update_average()
         self.step += 1
+
+    def name_of_train(self) -> str:
+        """What the training perplexity since the last check is called: the model's own, or what it is under."""
+        first = (self.step - 1) // self.check_every * self.check_every
+        if guide_weight_at(self.settings, first, self.total_steps):
+            return "train_under_guide"  # unlikely evidence counts against it
+        return "train_under_dropout" if self.settings.state_dropout else "train"
 
     @torch.no_grad()
     def update_average(self) -> None:
@@ -397,7 +405,7 @@ def train(
     refuse_guide(corpus, config, teacher)
     began = time.monotonic()
     folder = RunFolder(out)
-    blocks = open_run(folder, corpus, config, blocks, described or {}, note)
+    blocks = open_run(folder, corpus, config, blocks, described or {}, note, teacher)
     trainer = Trainer(corpus, config, folder, blocks, device, memory, teacher)
     if trainer.restore():
         note(f"continuing {folder.path} at step {trainer.step} of {trainer.total_steps}")
@@ -434,6 +442,7 @@ def train(
             epoch=trainer.step / trainer.steps_per_epoch,
             epochs=config.training.epochs,
             train=perplexity(trainer.log_likelihood, trainer.tokens),
+            train_name=trainer.name_of_train(),
             valid=trainer.valid,
             best=trainer.plateau.best,
             is_best=is_best,
@@ -443,11 +452,8 @@ def train(
             checked=checked,
         )
         if checked:
-            name = name_of_train(
-                config.training, guide_weight_at(config.training, trainer.step - 1, trainer.total_steps)
-            )
             trainer.elapsed = before + time.monotonic() - sitting
-            folder.journal(check_event(replace(status, seconds=trainer.elapsed), name, config))
+            folder.journal(check_event(replace(status, seconds=trainer.elapsed), config))
             trainer.log_likelihood, trainer.tokens = 0.0, 0
             mark_time, mark_tokens = time.monotonic(), tokens
         if progress is not None and (checked or now - shown > 0.2):
@@ -488,19 +494,12 @@ def train(
     )
 
 
-def name_of_train(settings: TrainingConfig, guide_weight: float) -> str:
-    """What the training perplexity of a check is called: the model's own, or what it is under."""
-    if guide_weight:
-        return "train_under_guide"  # evidence that is unlikely counts against it
-    return "train_under_dropout" if settings.state_dropout else "train"
-
-
-def check_event(status: Status, name_of_train: str, config: RunConfig) -> dict[str, Any]:
+def check_event(status: Status, config: RunConfig) -> dict[str, Any]:
     return {
         "event": "check",
         "step": status.step,
         "epoch": round(status.epoch, 4),
-        name_of_train: status.train,
+        status.train_name: status.train,
         "valid": status.valid,
         "best": status.is_best,
         "context": config.training.context,
@@ -527,6 +526,7 @@ def open_run(
     blocks: Blocks | None,
     described: dict[str, Any],
     note: Callable[[str], None],
+    teacher: Teacher | None = None,
 ) -> Blocks:
     """The run's blocks: made and written for a new folder, read back from one that exists, which must be the same run."""
     if folder.exists():
@@ -536,6 +536,7 @@ def open_run(
             raise ConfigError(f"{folder.path} was started with another vocabulary; choose another --out")
         if {name: value for name, value in about.items() if name.startswith("extra_")} != about_extra(corpus):
             raise ConfigError(f"{folder.path} was started with another extra text; choose another --out")
+        refuse_other_teacher(folder, about, corpus, teacher)
     elif folder.path.exists() and any(folder.path.iterdir()) and not folder.blocks_path.exists():
         raise CheckpointError(f"{folder.path} is not empty and holds no run; choose another --out")
     if folder.exists() and folder.blocks_path.exists():
@@ -548,9 +549,30 @@ def open_run(
     folder.create(
         config,
         corpus.vocabulary,
-        {"name": corpus.name, "train_tokens": corpus.train.num_tokens, **about_extra(corpus), **described},
+        {
+            "name": corpus.name,
+            "train_tokens": corpus.train.num_tokens,
+            **about_extra(corpus),
+            **({} if teacher is None else {"guide_sum": sum_of_vectors(corpus, teacher)}),
+            **described,
+        },
     )
     return blocks
+
+
+def sum_of_vectors(corpus: Corpus, teacher: Teacher) -> float:
+    """A number that tells one teacher from another."""
+    words = torch.from_numpy(corpus.train.tokens[:64].astype(np.int64))
+    return teacher(words[None]).sum(dtype=torch.float64).item()
+
+
+def refuse_other_teacher(folder: RunFolder, about: dict[str, Any], corpus: Corpus, teacher: Teacher | None) -> None:
+    """An error if the run was begun with another teacher; the last digits may differ with the number of threads."""
+    if teacher is None or math.isclose(about.get("guide_sum", math.nan), sum_of_vectors(corpus, teacher), abs_tol=1e-2):
+        return
+    raise ConfigError(
+        f"{folder.path} was started with another teacher, or this one has learned since; choose another --out"
+    )
 
 
 def about_extra(corpus: Corpus) -> dict[str, Any]:
