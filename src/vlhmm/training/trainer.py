@@ -417,6 +417,8 @@ def train(
                 "steps": trainer.total_steps,
             }
         )
+    if guide_weight_at(config.training, trainer.step, trainer.total_steps):
+        note("the teacher reads the training text and its vectors are clustered: a minute or so a million tokens")
     before, sitting, saved = trainer.elapsed, time.monotonic(), time.monotonic()
     mark_time, mark_tokens, tokens = time.monotonic(), 0, 0
     steps_before, stopped_by, shown = trainer.step, None, 0.0
