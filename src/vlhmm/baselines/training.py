@@ -87,14 +87,14 @@ class BaselineConfig:
             raise ConfigError(f"dropout is {self.dropout}, expected 0 or more and less than 1")
         if not self.decay > 1:
             raise ConfigError(f"decay is {self.decay}, expected more than 1, as the rate is divided by it")
-        if self.context not in ("reset", "carry"):
-            raise ConfigError(f"context is {self.context!r}, expected reset or carry")
-        if self.schedule not in ("plateau", "cosine"):
-            raise ConfigError(f"schedule is {self.schedule!r}, expected plateau or cosine")
-        if self.optimizer not in ("adamw", "sgd"):
-            raise ConfigError(f"optimizer is {self.optimizer!r}, expected adamw or sgd")
-        if self.dropout_mask not in ("token", "segment"):
-            raise ConfigError(f"dropout_mask is {self.dropout_mask!r}, expected token or segment")
+        for name, choices in (
+            ("context", ("reset", "carry")),
+            ("schedule", ("plateau", "cosine")),
+            ("optimizer", ("adamw", "sgd")),
+            ("dropout_mask", ("token", "segment")),
+        ):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}, expected {' or '.join(choices)}")
 
 
 def default_config(kind: str) -> BaselineConfig:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vlhmm.config import unknown
 from vlhmm.data.corpora import Corpus
 from vlhmm.errors import ConfigError, VlhmmError
-from vlhmm.experiments.results import Record, Store, flattened
+from vlhmm.experiments.results import Record, Store, differences
 from vlhmm.experiments.rows import Hmm, KneserNey, Neural, Row, Run
 
 if TYPE_CHECKING:
@@ -309,11 +309,9 @@ def taught(recipe: Hmm, corpus: Corpus, place: Place) -> "tuple[Teacher, float]"
             f"{corpus.name}/{recipe.teacher.kind} first"
             + (f" (its record is kept, its model is gone: remove {place.store.path(name, 0)})" if record else "")
         )
-    then, now = dict(flattened(record.settings)), dict(flattened(recipe.teacher.settings(0)))
-    changed = [setting for setting, value in now.items() if then.get(setting, value) != value]
-    if changed:
+    for setting, before, now in differences(record, recipe.teacher):
         raise ConfigError(
-            f"the teacher {name} was trained with another {changed[0]} ({then[changed[0]]}, now {now[changed[0]]}); remove "
+            f"the teacher {name} was trained with another {setting} ({before}, now {now}); remove "
             f"{place.store.path(name, 0)} and {home} to train it anew"
         )
     return load_baseline(home).vectors_after, record.wall_s  # type: ignore[attr-defined]

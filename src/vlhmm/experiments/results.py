@@ -12,7 +12,7 @@ from typing import Any
 
 from vlhmm.data.files import write_atomically
 from vlhmm.errors import DataError
-from vlhmm.experiments.rows import Run
+from vlhmm.experiments.rows import Recipe, Run
 
 FORMAT_VERSION = 1
 UNTOLD = ("training.seed", "seed", "training.checkpoint_seconds")  # settings that make no other model
@@ -116,9 +116,14 @@ KNOWN = {f.name for f in fields(Record)}
 
 def changed_settings(record: Record, run: Run) -> list[str]:
     """'training.epochs 400, now 300' for every setting in which a run of today would differ."""
-    before, now = dict(flattened(record.settings)), dict(flattened(run.recipe.settings(record.seed)))
+    return [f"{name} {before}, now {now}" for name, before, now in differences(record, run.recipe)]
+
+
+def differences(record: Record, recipe: Recipe) -> list[tuple[str, Any, Any]]:
+    """(name, value in the record, value in the recipe) of every setting in which they differ."""
+    before, now = dict(flattened(record.settings)), dict(flattened(recipe.settings(record.seed)))
     return [
-        f"{name} {before[name]}, now {now[name]}"
+        (name, before[name], now[name])
         for name in before
         if name in now and name not in UNTOLD and before[name] != now[name]
     ]

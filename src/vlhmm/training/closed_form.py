@@ -16,13 +16,14 @@ TINY = 1e-12  # keeps a logarithm finite where neither counts nor averages give 
 
 
 def normalized(counts: Tensor, dim: int) -> Tensor:
-    return (counts + TINY) / (counts + TINY).sum(dim, keepdim=True)
+    """counts / total along `dim`."""
+    totals = counts + TINY
+    return totals / totals.sum(dim, keepdim=True)
 
 
 def smoothed(counts: Tensor, average: Tensor, strength: float, dim: int) -> Tensor:
     """(counts + strength * average) / total along `dim`."""
-    totals = counts + strength * average + TINY
-    return totals / totals.sum(dim, keepdim=True)
+    return normalized(counts + strength * average, dim)
 
 
 @torch.no_grad()
