@@ -277,3 +277,13 @@ def test_language_model_contract(kind):
     hmm, blocks = small_hmm(kind)
     model = HMMLanguageModel(VOCABULARY, Tables(hmm.potentials(), blocks))
     check_language_model(model, np.random.default_rng(0))
+
+
+def test_free_emissions_begin_as_far_apart_as_asked():
+    blocks = small_blocks("scalar")
+    about = {"num_states": blocks.num_states, "num_blocks": 3, "parameterization": "scalar"}
+    near, far = (HMM(ModelConfig(**about, first_spread=spread), blocks, seed=3) for spread in (1.0, 6.0))
+    assert_close(far.emission_logits, 6 * near.emission_logits)
+    assert_close(far.transition_logits, near.transition_logits)
+    with pytest.raises(ConfigError, match="first_spread=0"):
+        ModelConfig(first_spread=0)

@@ -31,12 +31,15 @@ class ModelConfig:
     hidden_size: int = 256  # h
     within: Within = "softmax"  # p(z' | z, m') of block-factored transitions; "low-rank": through tile_width channels
     tile_width: int = 64  # width of the within-block logits of block-factored transitions
+    first_spread: float = 1.0  # scalar: emission logits begin uniform within plus and minus this
     slot_code: float = 0.0  # >0: slot j of every block starts as "came from block j", with this strength
 
     def __post_init__(self) -> None:
         for name in ("num_states", "num_blocks", "states_per_word", "hidden_size", "tile_width"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        if not self.first_spread > 0:
+            raise ConfigError(f"first_spread={self.first_spread} must be above 0: equal states would stay equal")
         if self.constraint in ("brown", "frequency") and self.num_states % self.num_blocks:
             low = self.num_states - self.num_states % self.num_blocks
             raise ConfigError(

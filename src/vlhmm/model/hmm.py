@@ -109,11 +109,11 @@ class HMM(nn.Module):
     # ---- parameters
 
     def _make_scalar(self, num_groups: int, num_slots: int, generator: torch.Generator) -> None:
-        def logits(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(*shape).uniform_(-1, 1, generator=generator))
+        def logits(*shape: int, spread: float = 1.0) -> nn.Parameter:
+            return nn.Parameter(torch.empty(*shape).uniform_(-spread, spread, generator=generator))
 
         self.start_logits = logits(num_groups, num_slots)
-        self.emission_logits = logits(self.vocab_size, num_slots)
+        self.emission_logits = logits(self.vocab_size, num_slots, spread=self.config.first_spread)
         if self.config.transition == "softmax":
             self.transition_logits = logits(self.num_states, self.num_states)
         else:
