@@ -24,23 +24,43 @@ from vlhmm.training import dry_run as dry_run_module
 from vlhmm.training import guide as guide_module
 from vlhmm.training.config import TrainingConfig
 from vlhmm.training.expectation import expectation, prepare
-from vlhmm.training.guide import LEAST, Guided, distances_to_clusters, make_evidence
+from vlhmm.training.guide import LEAST, Guided, k_means, make_evidence, squared_distances, what_is_said
 from vlhmm.training.schedule import guide_weight_at
 from vlhmm.training.trainer import train
 
 LINES = [["a", "b"], ["c"], ["d", "a", "e"]]
 
 
-def teacher(tokens):
-    """A vector after each word that tells the word, its place in the line, and some noise of both."""
-    place = torch.arange(tokens.shape[1]).expand_as(tokens)
-    return torch.stack([tokens.sin(), place.cos(), (tokens * 7 + place * 3).sin()], dim=-1)
+class Noisy:
+    """A teacher whose vector after a word tells the word, its place in the line, and some noise of both."""
+
+    def vectors_after(self, tokens):
+        return self.vectors(tokens, torch.arange(tokens.shape[1]).expand_as(tokens))
+
+    def vectors(self, tokens, place):
+        return torch.stack([tokens.sin(), place.cos(), (tokens * 7 + place * 3).sin()], dim=-1)
+
+    def draws_after(self, tokens, num_draws, generator):
+        words = torch.randint(len(VOCABULARY), (*tokens.shape, num_draws), generator=generator)
+        place = torch.arange(1, tokens.shape[1] + 1)[None, :, None].expand_as(words)
+        return words, self.vectors(words, place)
+
+
+teacher = Noisy()
 
 
 def prepared_lines(blocks):
     batches = sentence_batches(encode(LINES, VOCABULARY), 8)
     group_of_word = torch.from_numpy(blocks.group_of_word)
     return batches, prepare(batches, group_of_word, blocks.num_groups)
+
+
+def for_states(told, kept, group):
+    """The log evidence in `told` for the states of a group that can be entered, relative to the best of them."""
+    slots = list(range(len(told))) if kept.slots is None else kept.slots[group].tolist()
+    alive = len(slots) if kept.num_alive is None else int(kept.num_alive[group])
+    values = [told[slot].item() for slot in slots[:alive]]
+    return [value - max(values) for value in values]
 
 
 def enumerated(potentials, kept, evidence, prepared, weight):
@@ -54,11 +74,7 @@ def enumerated(potentials, kept, evidence, prepared, weight):
             words, edges = chain.emit_of[row, :length].tolist(), chain.edge_of[row, :length].tolist()
             told = []  # per token, {kept state: log evidence relative to the best of those that can be entered}
             for t in range(length):
-                group = chain.start_of[row, t]
-                slots = list(range(told_all.shape[-1])) if kept.slots is None else kept.slots[group].tolist()
-                alive = len(slots) if kept.num_alive is None else int(kept.num_alive[group])
-                values = [told_all[row, t, slot].item() for slot in slots[:alive]]
-                told.append([value - max(values) for value in values])
+                told.append(for_states(told_all[row, t], kept, chain.start_of[row, t]))
             paths = {}
             for path in itertools.product(*(range(len(values)) for values in told)):
                 p = start[chain.start_of[row, 0], path[0]].item()
@@ -77,27 +93,64 @@ def enumerated(potentials, kept, evidence, prepared, weight):
     return begun, emitted, moved, logs
 
 
+def enumerated_branches(potentials, kept, evidence, prepared, said, group_of_word, weight):
+    """Expected emissions (V, K) and moves (P, K, K) of the words said after each token, by paths through what precedes."""
+    start, emission = potentials.log_start.exp(), potentials.log_emission.exp()
+    tiles = potentials.transition.tiles(*prepared.pairs)
+    emitted, moved = torch.zeros_like(emission), torch.zeros_like(tiles)
+    pairs = list(zip(prepared.pairs.from_group.tolist(), prepared.pairs.to_group.tolist(), strict=True))
+    for chain, told_all, one in zip(prepared.chains, evidence, said, strict=True):
+        time = chain.emit_of.shape[1]
+        told_all = told_all.double().view(*chain.emit_of.shape, -1)
+        for place, word, after in zip(one.place.tolist(), one.words.tolist(), one.evidence.double(), strict=True):
+            row, last = divmod(place, time)
+            assert last + 1 < chain.lengths[row]
+            words, groups = chain.emit_of[row, : last + 1].tolist(), chain.start_of[row, : last + 1].tolist()
+            to = int(group_of_word[word])
+            told = [for_states(told_all[row, t], kept, groups[t]) for t in range(last + 1)]
+            told.append(for_states(after, kept, to))
+            edges = [*chain.edge_of[row, 1 : last + 1].tolist(), pairs.index((groups[-1], to))]
+            total, ends = 0.0, {}
+            for path in itertools.product(*(range(len(values)) for values in told)):
+                p = start[groups[0], path[0]].item()
+                for t, z in enumerate(path):
+                    p *= emission[[*words, word][t], z].item() * math.exp(weight * told[t][z])
+                    p *= tiles[edges[t - 1], path[t - 1], z].item() if t else 1
+                total += p
+                ends[path[-2:]] = ends.get(path[-2:], 0.0) + p
+            for (before, z), p in ends.items():
+                emitted[word, z] += p / total
+                moved[edges[-1], before, z] += p / total
+    return emitted, moved
+
+
 def evidence_of(hmm, blocks, prepared, batches):
     tokens, generator = [batch.tokens for batch in batches], torch.Generator().manual_seed(0)
     return make_evidence(teacher, tokens, prepared.chains, hmm.num_alive, blocks.states_per_group, generator)
 
 
+def kept_states(hmm, blocks, dropout):
+    if not dropout:
+        return Kept()
+    generator = torch.Generator().manual_seed(5)
+    slots, alive = sample_kept(hmm.num_alive, blocks.states_per_group, dropout, generator)
+    return Kept(slots=slots, num_alive=alive)
+
+
+KINDS = ["block-factored-coded", "paper", "scalar", "none", "uneven-block-factored", "low-rank"]
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize(
-    "kind", ["block-factored-coded", "paper", "scalar", "none", "uneven-block-factored", "low-rank"]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_guided_counts_are_those_of_enumeration(kind, dropout):
     hmm, blocks = small_hmm(kind)
     batches, prepared = prepared_lines(blocks)
-    evidence, kept = evidence_of(hmm, blocks, prepared, batches), Kept()
-    if dropout:
-        generator = torch.Generator().manual_seed(5)
-        slots, alive = sample_kept(hmm.num_alive, blocks.states_per_group, dropout, generator)
-        kept = Kept(slots=slots, num_alive=alive)
+    evidence, _ = evidence_of(hmm, blocks, prepared, batches)
+    kept = kept_states(hmm, blocks, dropout)
     with torch.no_grad():
         potentials = hmm.potentials(kept)
     for weight in (0.0, 0.7, 3.0):
-        expected = expectation(potentials, prepared, guided=Guided(evidence, kept, weight))
+        expected = expectation(potentials, prepared, guided=Guided(evidence, kept, weight, []))
         begun, emitted, moved, logs = enumerated(potentials, kept, evidence, prepared, weight)
         same = {"rtol": 1e-9, "atol": 1e-12}
         torch.testing.assert_close(expected.counts.start, begun, **same)
@@ -112,16 +165,62 @@ def test_guided_counts_are_those_of_enumeration(kind, dropout):
             assert expected.log_likelihood == pytest.approx(plain.log_likelihood, rel=1e-12)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_counts_of_what_is_said_are_those_of_enumeration(kind, dropout):
+    hmm, blocks = small_hmm(kind)
+    batches, prepared = prepared_lines(blocks)
+    group_of_word, num_slots = torch.from_numpy(blocks.group_of_word), blocks.states_per_group
+    evidence, clusters = evidence_of(hmm, blocks, prepared, batches)
+    draw = torch.Generator().manual_seed(1)
+    said = [
+        what_is_said(teacher, batch.tokens, batch.lengths, clusters, group_of_word, num_slots, 2, draw)[1]
+        for batch in batches
+    ]
+    assert sum(len(one.words) for one in said) == 6  # after each of 9 tokens but the three <eos>
+    branched = prepare(batches, group_of_word, blocks.num_groups, said=[(one.place, one.words) for one in said])
+    kept = kept_states(hmm, blocks, dropout)
+    with torch.no_grad():
+        potentials = hmm.potentials(kept)
+    weight, same = 0.7, {"rtol": 1e-9, "atol": 1e-12}
+    share = 0.8
+    of_branches = [one.evidence for one in said]
+    expected = expectation(potentials, branched, guided=Guided(evidence, kept, weight, of_branches, share))
+    begun, emitted, moved, logs = enumerated(potentials, kept, evidence, branched, weight)
+    also_emitted, also_moved = enumerated_branches(potentials, kept, evidence, branched, said, group_of_word, weight)
+    assert expected.log_likelihood == pytest.approx(logs, rel=1e-9)  # of the text alone
+    of_text = (1 - share) / share
+    torch.testing.assert_close(expected.counts.start, of_text * begun, **same)
+    torch.testing.assert_close(expected.counts.emission, of_text * emitted + also_emitted, **same)
+    moved = of_text * moved + also_moved
+    if kind == "low-rank":
+        torch.testing.assert_close(expected.counts.leave, moved.sum(-1), **same)
+    else:
+        torch.testing.assert_close(expected.counts.tiles, moved, **same)
+
+
+def test_draws_of_the_lstm_are_its_own_words_with_the_vectors_after_them():
+    model = build_model("lstm", VOCABULARY, replace(default_config("lstm"), hidden_size=5))
+    lines, number = torch.tensor([[2, 3, 4], [6, 1, 1]]), 4000
+    words, vectors = model.draws_after(lines, number, torch.Generator().manual_seed(0))
+    for row, t in ((0, 0), (0, 2), (1, 1)):
+        context = lines[row, : t + 1]
+        expected = number * model.next_word_distribution(context)
+        found = torch.bincount(words[row, t], minlength=len(VOCABULARY)).numpy()
+        assert ((found - expected) ** 2 / expected).sum() < 30  # chi-square, 7 degrees of freedom
+        for draw in (0, 1):
+            longer = torch.cat([context, words[row, t, draw, None]])[None]
+            torch.testing.assert_close(vectors[row, t, draw], model.vectors_after(longer)[0, -1])
+
+
 def test_evidence_is_its_formula(monkeypatch):
     """With as many clusters as asked for, known centres: distances beyond the nearest, over the mean nearest."""
     hmm, blocks = small_hmm("uneven-block-factored")
     batches, prepared = prepared_lines(blocks)
     centres = torch.tensor([[5.0, 0.0, 0.0], [0.0, 5.0, 0.0], [0.0, 0.0, 5.0], [5.0, 5.0, 5.0]])
-    monkeypatch.setattr(
-        guide_module, "distances_to_clusters", lambda x, k, _: guide_module.squared_distances(x, centres[:k])
-    )
-    evidence = torch.cat(evidence_of(hmm, blocks, prepared, batches))
-    vectors = torch.cat([teacher(batch.tokens).flatten(0, 1) for batch in batches])
+    monkeypatch.setattr(guide_module, "k_means", lambda _vectors, number, _generator: centres[:number])
+    evidence = torch.cat(evidence_of(hmm, blocks, prepared, batches)[0])
+    vectors = torch.cat([teacher.vectors_after(batch.tokens).flatten(0, 1) for batch in batches])
     group, live = (
         torch.cat([part.flatten() for part in parts])
         for parts in zip(*((c.start_of, c.live) for c in prepared.chains), strict=True)
@@ -154,12 +253,13 @@ def test_clusters_are_found():
     vectors = centres.repeat(50, 1) + 0.01 * torch.randn(150, 2, generator=torch.Generator().manual_seed(0))
     # beginning with points of one cluster may stay there: the best of a few draws is what counts here
     best = min(
-        distances_to_clusters(vectors, 3, torch.Generator().manual_seed(s)).min(1).values.mean() for s in range(9)
+        squared_distances(vectors, k_means(vectors, 3, torch.Generator().manual_seed(s))).min(1).values.mean()
+        for s in range(9)
     )
     assert best < 1e-3
-    few = distances_to_clusters(vectors[:2], 5, torch.Generator())
-    assert few.shape == (2, 2) and few.min(1).values.max() < 1e-6
-    assert distances_to_clusters(vectors[:0], 3, torch.Generator()).shape == (0, 0)
+    few = k_means(vectors[:2], 5, torch.Generator())
+    assert squared_distances(vectors[:2], few).min(1).values.max() < 1e-6 and few.shape == (2, 2)
+    assert k_means(vectors[:0], 3, torch.Generator()).shape == (0, 2)
 
 
 def test_weight_is_full_then_falls_to_zero():
@@ -198,13 +298,29 @@ def guided_config(*changes):
     return override(preset("tiny"), list(changes))
 
 
-def remembers_first(tokens):
-    """The perfect teacher of these lines: its vector is the word that the line began with."""
-    return torch.nn.functional.one_hot(tokens[:, :1].expand_as(tokens), 8).float()
+class RemembersFirst:
+    """The perfect teacher of these lines: its vector is the word that the line began with, and it ends them rightly."""
+
+    def __init__(self, vocabulary):
+        self.id = vocabulary.words.index
+
+    def vectors_after(self, tokens):
+        return torch.nn.functional.one_hot(tokens[:, :1].expand_as(tokens), 8).float()
+
+    def draws_after(self, tokens, num_draws, generator):
+        """A line's first word is followed by c, a c by another or the end that fits, and that by <eos>."""
+        end = torch.where(tokens[:, :1] == self.id("a"), self.id("d"), self.id("e"))
+        after_c = torch.where(torch.rand(tokens.shape, generator=generator) < 0.5, self.id("c"), end)
+        words = torch.where(tokens == self.id("c"), after_c, self.id("<eos>"))
+        words[:, 0] = self.id("c")
+        shape = (*tokens.shape, num_draws)
+        return words[..., None].expand(shape), self.vectors_after(tokens)[:, :, None].expand(*shape, 8)
 
 
-def test_training_is_guided_then_free_and_goes_on_to_the_same_bits(texts, tmp_path):
-    config = guided_config("training.checks_per_epoch=1", "training.guide_until=0.8")
+@pytest.mark.parametrize("draws", [0, 3])
+def test_training_is_guided_then_free_and_goes_on_to_the_same_bits(texts, tmp_path, draws):
+    config = guided_config("training.checks_per_epoch=1", "training.guide_until=0.8", f"training.guide_draws={draws}")
+    remembers_first = RemembersFirst(texts.vocabulary)
     whole = train(texts, config, tmp_path / "whole", teacher=remembers_first)
     assert whole.finished
     checks = [json.loads(line) for line in (tmp_path / "whole" / "journal.jsonl").read_text().splitlines()]
@@ -225,9 +341,21 @@ def test_a_guide_shows_the_way(texts, tmp_path):
     """What a line began with decides its end: four iterations of plain EM learn that from the teacher, not alone."""
     free = ("model.parameterization=scalar", "training.optimizer=closed-form", "training.smoothing=0.1")
     change = (*free, "training.epochs=4", "training.calibrate=false", "training.state_dropout=0")
-    guided = train(texts, guided_config(*change), tmp_path / "guided", teacher=remembers_first)
+    guided = train(texts, guided_config(*change), tmp_path / "guided", teacher=RemembersFirst(texts.vocabulary))
     alone = train(texts, guided_config(*change, "training.guide_weight=0"), tmp_path / "alone")
     assert guided.best_valid < 0.97 * alone.best_valid
+
+
+def test_a_few_lines_are_enough_with_a_teacher_that_speaks(files, texts, tmp_path):
+    """These lines never say c twice, as half of the others do; the teacher says it after every c."""
+    few = tmp_path / "few.txt"
+    few.write_text("a c d\nb c e\n" * 8)
+    corpus = load_texts(few, files / "valid.txt")
+    change = ("training.calibrate=false", "training.epochs=30", "training.checks_per_epoch=30")
+    speaks = RemembersFirst(corpus.vocabulary)
+    silent = train(corpus, guided_config(*change), tmp_path / "silent", teacher=speaks)
+    heard = train(corpus, guided_config(*change, "training.guide_draws=8"), tmp_path / "heard", teacher=speaks)
+    assert heard.best_valid < 0.9 * silent.best_valid
 
 
 def test_misuse_is_refused(texts, tmp_path):
@@ -242,6 +370,12 @@ def test_misuse_is_refused(texts, tmp_path):
     for change in ("training.em_tokens=100", "training.context=carry", "training.method=gradient"):
         with pytest.raises(ConfigError, match="a guide needs training.method=em"):
             guided_config(change)
+    with pytest.raises(ConfigError, match="guide_draws=-1"):
+        guided_config("training.guide_draws=-1")
+    with pytest.raises(ConfigError, match="guide_share=1"):
+        guided_config("training.guide_share=1")
+    with pytest.raises(ConfigError, match="draws nothing without a weight"):
+        guided_config("training.guide_weight=0", "training.guide_draws=2")
     with pytest.raises(ConfigError, match="0 <= guide_full <= guide_until <= 1"):
         guided_config("training.guide_full=0.99")
     assert not (tmp_path / "run").exists()
@@ -276,6 +410,12 @@ def test_by_command(files, tmp_path, capsys):
     ]
     assert main([*changed, "--guide", str(lstm), "--out", str(tmp_path / "b")]) == 2
     assert "another vocabulary" in capsys.readouterr().err
+    words = tmp_path / "ff"
+    assert main(["baseline", "ff", *given, *small, "--out", str(words), "--quiet"]) == 0
+    drawing = ["--set", "training.guide_draws=1"]
+    assert main([*student, *drawing, "--guide", str(words), "--out", str(tmp_path / "b")]) == 2
+    assert "takes words of an LSTM" in capsys.readouterr().err
+    assert main([*student, *drawing, "--guide", str(lstm), "--out", str(tmp_path / "d")]) == 0
     counts = tmp_path / "kn"
     assert main(["baseline", "kn", *given, "--out", str(counts), "--quiet"]) == 0
     assert main([*student, "--guide", str(counts), "--out", str(tmp_path / "b")]) == 2

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from vlhmm.baselines.neural import NeuralLanguageModel
+from vlhmm.baselines.neural import NeuralLanguageModel, invert
+from vlhmm.baselines.softmax import log_probs
 from vlhmm.data.vocabulary import Vocabulary
 
 
@@ -54,6 +55,26 @@ class LSTM(NeuralLanguageModel):
             cell.append(after[1])
         last = words.gather(1, lengths[:, None])[:, 0]
         return activations, LSTMCarry(last, torch.stack(output).detach(), torch.stack(cell).detach())
+
+    @torch.no_grad()
+    def draws_after(self, tokens: Tensor, num_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Words x' ~ p(. | x_<=t) after each token of rows that begin a text, (B, T, n), and h after them, (B, T, n, D)."""
+        (num_rows, time), width = tokens.shape, self.embedding.shape[1]
+        words = torch.empty(num_rows, time, num_draws, dtype=torch.int64)
+        vectors = torch.empty(num_rows, time, num_draws, width)
+        one, anything = torch.ones(num_rows, dtype=torch.int64), tokens.new_zeros(num_rows * num_draws, 1)
+        carry = self.start(num_rows)
+        for t in range(time):
+            _, carry = self.hidden(tokens[:, t : t + 1], one, carry, None)
+            hidden, read = self.hidden(anything[:num_rows], one, carry, None)
+            for rows, log_prob in log_probs(hidden[:, 0], self.embedding, self.bias):
+                cumulative = log_prob.exp_().cumsum(1)
+                words[rows, t] = invert(cumulative, torch.rand(len(cumulative), num_draws, generator=generator))
+            states = (state.repeat_interleave(num_draws, dim=1) for state in (read.output, read.cell))
+            after = LSTMCarry(words[:, t].flatten(), *states)
+            hidden, _ = self.hidden(anything, one.repeat_interleave(num_draws), after, None)
+            vectors[:, t] = hidden.view(num_rows, num_draws, width)
+        return words, vectors
 
 
 def _run(

@@ -20,7 +20,7 @@ def target_log_prob(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tenso
     """log softmax(W h + b)[x], (N,), for hidden (N, D), weight (V, D) and targets (N,); without gradient."""
     with torch.no_grad():
         found = hidden.new_empty(len(targets))
-        for rows, log_prob in _log_probs(hidden, weight, bias):
+        for rows, log_prob in log_probs(hidden, weight, bias):
             found[rows] = log_prob.gather(1, targets[rows, None])[:, 0]
         return found
 
@@ -30,7 +30,7 @@ def cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor)
     return _CrossEntropy.apply(hidden, weight, bias, targets)
 
 
-def _log_probs(hidden: Tensor, weight: Tensor, bias: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def log_probs(hidden: Tensor, weight: Tensor, bias: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """log softmax(W h + b), (chunk, V), for one slice of rows after another, in one piece of memory."""
     # Fresh memory for every chunk would cost a tenth of the time, in page faults.
     buffer = hidden.new_empty(min(_CHUNK, len(hidden)), len(weight))
@@ -46,7 +46,7 @@ class _CrossEntropy(torch.autograd.Function):
         scale = 1.0 / len(targets)
         loss = hidden.new_zeros(())
         grad_hidden, grad_weight, grad_bias = torch.empty_like(hidden), torch.empty_like(weight), 0.0
-        for rows, log_prob in _log_probs(hidden, weight, bias):
+        for rows, log_prob in log_probs(hidden, weight, bias):
             x = targets[rows, None]
             loss -= log_prob.gather(1, x).sum()
             grad = log_prob.exp_()  # becomes (softmax - onehot) / N

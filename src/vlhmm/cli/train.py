@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
         corpus = corpus._replace(extra=extra)
         note(f"{args.extra}: {extra.num_tokens:,} extra tokens, {extra.num_oov:,} out of vocabulary")
     blocks = given_blocks(args, config, corpus)
-    teacher = given_teacher(args, corpus)
+    teacher = given_teacher(args, config, corpus)
     if args.dry_run:
         from vlhmm.training.dry_run import dry_run
 
@@ -194,8 +194,8 @@ def configured(args: argparse.Namespace, override: Callable, preset: Callable) -
     return override(preset(args.preset), [f"training.seed={args.seed}", *changes, *args.set])
 
 
-def given_teacher(args: argparse.Namespace, corpus: Any) -> Any:
-    """What gives vectors for lines of words, from --guide; or None."""
+def given_teacher(args: argparse.Namespace, config: Any, corpus: Any) -> Any:
+    """The neural model of --guide; or None."""
     if not args.guide:
         return None
     from vlhmm.baselines import load_baseline
@@ -206,11 +206,15 @@ def given_teacher(args: argparse.Namespace, corpus: Any) -> Any:
         raise ConfigError(
             f"{args.guide} holds no neural model, whose hidden vectors could guide; train one: vlhmm baseline lstm"
         )
+    if config.training.guide_draws and not hasattr(model, "draws_after"):
+        raise ConfigError(
+            f"training.guide_draws takes words of an LSTM, {args.guide} holds none; train one: vlhmm baseline lstm"
+        )
     if model.vocabulary.words != corpus.vocabulary.words:
         raise ConfigError(
             f"{args.guide} was trained with another vocabulary than {corpus.name}'s; train it on the same text"
         )
-    return model.vectors_after
+    return model
 
 
 def given_blocks(args: argparse.Namespace, config: Any, corpus: Any) -> Any:

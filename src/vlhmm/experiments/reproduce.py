@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from vlhmm.config import unknown
 from vlhmm.data.corpora import Corpus
@@ -297,7 +297,7 @@ def train_hmm(
 
 
 def taught(recipe: Hmm, corpus: Corpus, place: Place) -> "tuple[Teacher, float]":
-    """What the recipe's teacher makes of lines, and how long it was trained."""
+    """The recipe's teacher, and how long it was trained."""
     from vlhmm.baselines import load_baseline
 
     assert recipe.teacher is not None
@@ -314,7 +314,7 @@ def taught(recipe: Hmm, corpus: Corpus, place: Place) -> "tuple[Teacher, float]"
             f"the teacher {name} was trained with another {setting} ({before}, now {now}); remove "
             f"{place.store.path(name, 0)} and {home} to train it anew"
         )
-    return load_baseline(home).vectors_after, record.wall_s  # type: ignore[attr-defined]
+    return cast("Teacher", load_baseline(home)), record.wall_s
 
 
 def train_neural(

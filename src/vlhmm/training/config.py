@@ -28,6 +28,8 @@ class TrainingConfig:
     guide_weight: float = 0.0  # em: of a teacher's evidence about the states (train --guide)
     guide_full: float = 0.6  # the share of training with all of it ...
     guide_until: float = 0.95  # ... and with some of it
+    guide_draws: int = 0  # words drawn from the teacher after every token; each E-step takes one of them
+    guide_share: float = 0.5  # of those words in all that is counted; the text has the rest
     smoothing: float = 0.0  # em, scalar: Dirichlet pseudo-counts toward averages of the block, and of all text
     epochs: float = 50.0
     optimizer: Literal["adamw", "closed-form"] = "adamw"  # closed-form: scalar EM only
@@ -69,6 +71,14 @@ class TrainingConfig:
             raise ConfigError(
                 f"guide_weight={self.guide_weight}, guide_full={self.guide_full}, guide_until={self.guide_until}: expected a "
                 "weight of 0 or more and 0 <= guide_full <= guide_until <= 1"
+            )
+        if self.guide_draws < 0:
+            raise ConfigError(f"guide_draws={self.guide_draws} must be 0 or more")
+        if not 0 < self.guide_share < 1:
+            raise ConfigError(f"guide_share={self.guide_share} must lie between 0 and 1")
+        if self.guide_draws and not self.guide_weight:
+            raise ConfigError(
+                f"guide_draws={self.guide_draws} draws nothing without a weight; set guide_weight above 0"
             )
         if self.guide_weight and (self.method, self.batch, self.context, self.em_tokens) != (
             "em",

@@ -10,8 +10,7 @@ With weight w the E-step takes posteriors under p(x, z) prod_t e_t(z_t)^w, as if
 goes to zero before training ends: what is trained is an HMM like any other, and the teacher is not needed to use it.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float, Float16, Int
@@ -21,10 +20,21 @@ from vlhmm import inference
 from vlhmm.inference import Chain, ChannelCounts, ChannelPotentials, Counts, Forward, Potentials
 from vlhmm.model.hmm import Kept
 
-Teacher = Callable[[Int[Tensor, "row time"]], Float[Tensor, "row time width"]]  # lines of words -> a vector after each
 Evidence = Float16[Tensor, "token slot"]
 ITERATIONS = 8  # of k-means
 LEAST = -1e4  # log evidence for a cluster without tokens; finite, so that no weight makes it NaN
+
+
+class Teacher(Protocol):
+    """A neural language model."""
+
+    def vectors_after(self, tokens: Int[Tensor, "row time"]) -> Float[Tensor, "row time width"]:
+        """A vector after each token of rows that begin a line: what the next word is predicted from."""
+
+    def draws_after(
+        self, tokens: Int[Tensor, "row time"], num_draws: int, generator: torch.Generator
+    ) -> tuple[Int[Tensor, "row time draw"], Float[Tensor, "row time draw width"]]:
+        """Words drawn to follow each token, and the vectors after them."""
 
 
 class Guided(NamedTuple):
@@ -33,10 +43,12 @@ class Guided(NamedTuple):
     evidence: list[Evidence]  # for each of its chains, padding included
     kept: Kept
     weight: float
+    of_branches: list[Evidence]  # for what the teacher said after the chains' tokens, if it did
+    share: float = 0.5  # of what it said in all counts
 
     def add_expected_counts(
         self,
-        number: int,
+        evidence: Evidence,
         counts: Counts | ChannelCounts,
         potentials: Potentials | ChannelPotentials,
         chain: Chain,
@@ -45,7 +57,7 @@ class Guided(NamedTuple):
     ) -> Forward:
         """As `inference.add_expected_counts`, under this evidence: every token reads emissions of its own."""
         words = chain.emit_of.flatten()
-        told = evidence_for_kept(self.evidence[number], chain.start_of.flatten(), self.kept, counts.emission.dtype)
+        told = evidence_for_kept(evidence, chain.start_of.flatten(), self.kept, counts.emission.dtype)
         told = told.mul_(self.weight).exp_().mul_(potentials.emission[words])
         of_tokens = counts._replace(emission=torch.zeros_like(told))
         own_rows = torch.arange(len(words), device=words.device).view_as(chain.emit_of)
@@ -69,6 +81,49 @@ def evidence_for_kept(
     return evidence - evidence.max(1, keepdim=True).values
 
 
+class Clusters(NamedTuple):
+    """The clusters of every block's vectors."""
+
+    centres: list[Float[Tensor, "cluster width"]]
+    scale: float  # the mean squared distance of a vector to its nearest centre
+
+    def evidence(self, vectors: Float[Tensor, "token width"], group: Int[Tensor, " token"], num_slots: int) -> Evidence:
+        """Log evidence for the states of each token's group; group -1 is padding."""
+        found = torch.full((len(vectors), num_slots), LEAST, dtype=torch.float16)
+        for number, centres in enumerate(self.centres):
+            where = (group == number).nonzero()[:, 0]
+            if len(where) and len(centres):
+                distance = squared_distances(vectors[where], centres)
+                relative = (distance.min(1, keepdim=True).values - distance) / self.scale
+                found[where, : len(centres)] = relative.clamp_(min=LEAST).half()
+        return found
+
+
+def clustered(
+    vectors: Float[Tensor, "token width"],
+    group: Int[Tensor, " token"],
+    num_alive: Int[Tensor, " group"],
+    generator: torch.Generator,
+) -> Clusters:
+    """As many clusters of each group's vectors as it has states."""
+    found, nearest = [], []
+    for number, num_states in enumerate(num_alive.tolist()):
+        mine = vectors[group == number]
+        centres = k_means(mine, num_states, generator)
+        if len(mine):
+            nearest.append(squared_distances(mine, centres).min(1).values)
+        found.append(centres)
+    return Clusters(found, max(1e-30, torch.cat(nearest).mean().item()))
+
+
+class Said(NamedTuple):
+    """A word that a teacher said after each token of a batch but the last of a row."""
+
+    place: Int[Tensor, " token"]  # of the token before, in the flattened batch
+    words: Int[Tensor, " token"]
+    evidence: Evidence  # after the words
+
+
 @torch.no_grad()
 def make_evidence(
     teacher: Teacher,
@@ -77,38 +132,56 @@ def make_evidence(
     num_alive: Int[Tensor, " group"],
     num_slots: int,
     generator: torch.Generator,
-) -> list[Evidence]:
+) -> tuple[list[Evidence], Clusters]:
     """The evidence about rows of `tokens`, each the beginning of a line, and the `chains` made of them."""
     device = chains[0].emit_of.device
-    vectors = torch.cat([teacher(rows.cpu()).flatten(0, 1) for rows in tokens])
+    vectors = torch.cat([teacher.vectors_after(rows.cpu()).flatten(0, 1) for rows in tokens])
     group = torch.cat([torch.where(chain.live, chain.start_of, -1).flatten() for chain in chains]).cpu()
-    found = []
-    for number, num_states in enumerate(num_alive.tolist()):
-        where = (group == number).nonzero()[:, 0]
-        found.append((where, distances_to_clusters(vectors[where], num_states, generator)))
-    nearest = torch.cat([distance.min(1).values for where, distance in found if len(where)])
-    evidence = torch.full((len(vectors), num_slots), LEAST, dtype=torch.float16)
-    for where, distance in found:
-        if len(where):
-            relative = (distance.min(1, keepdim=True).values - distance) / nearest.mean().clamp(min=1e-30)
-            evidence[where, : distance.shape[1]] = relative.clamp_(min=LEAST).half()
-    return list(evidence.to(device).split([chain.emit_of.numel() for chain in chains]))
+    clusters = clustered(vectors, group, num_alive, generator)
+    evidence = clusters.evidence(vectors, group, num_slots)
+    return list(evidence.to(device).split([chain.emit_of.numel() for chain in chains])), clusters
 
 
-def distances_to_clusters(
+@torch.no_grad()
+def what_is_said(
+    teacher: Teacher,
+    tokens: Int[Tensor, "row time"],
+    lengths: Int[Tensor, " row"],
+    clusters: Clusters,
+    group_of_word: Int[Tensor, " word"],
+    num_slots: int,
+    num_draws: int,
+    generator: torch.Generator,
+) -> list[Said]:
+    """`num_draws` times a word of the teacher's after every token of the rows but their last."""
+    device, group_of_word = group_of_word.device, group_of_word.cpu()
+    words, vectors = teacher.draws_after(tokens.cpu(), num_draws, generator)
+    places = (torch.arange(tokens.shape[1]) < lengths.cpu()[:, None] - 1).flatten().nonzero()[:, 0]
+    group, found = group_of_word[tokens.cpu().flatten()[places]], []
+    for draw in range(num_draws):
+        drawn = words[..., draw].flatten()[places]
+        to_group = group_of_word[drawn]
+        order = (group * len(clusters.centres) + to_group).argsort(
+            stable=True
+        )  # a tile that is read stays in the cache
+        after = vectors[..., draw, :].flatten(0, 1)[places[order]]
+        evidence = clusters.evidence(after, to_group[order], num_slots)
+        found.append(Said(*(x.to(device) for x in (places[order], drawn[order], evidence))))
+    return found
+
+
+def k_means(
     vectors: Float[Tensor, "token width"], num_clusters: int, generator: torch.Generator
-) -> Float[Tensor, "token cluster"]:
-    """Squared distances to the centres that k-means finds, beginning with some of the vectors; fewer centres than asked
-    for where there are fewer vectors."""
+) -> Float[Tensor, "cluster width"]:
+    """The centres that k-means finds, beginning with some of the vectors; fewer than asked for where there are fewer
+    vectors."""
     centres = vectors[torch.randperm(len(vectors), generator=generator)[:num_clusters]]
-    for _ in range(ITERATIONS):
-        label = (
-            squared_distances(vectors, centres).argmin(1) if len(vectors) else vectors.new_zeros(0, dtype=torch.long)
-        )
+    for _ in range(ITERATIONS if len(vectors) else 0):
+        label = squared_distances(vectors, centres).argmin(1)
         size = torch.bincount(label, minlength=len(centres)).to(vectors.dtype)[:, None]
         total = torch.zeros_like(centres).index_add_(0, label, vectors)
         centres = torch.where(size > 0, total / size.clamp(min=1), centres)
-    return squared_distances(vectors, centres)
+    return centres
 
 
 def squared_distances(vectors: Float[Tensor, "n width"], centres: Float[Tensor, "k width"]) -> Float[Tensor, "n k"]:

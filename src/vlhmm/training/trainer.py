@@ -34,7 +34,7 @@ from vlhmm.training.calibration import last_layers, scaled, search
 from vlhmm.training.closed_form import maximize
 from vlhmm.training.config import RunConfig, TrainingConfig
 from vlhmm.training.expectation import Buffers, Prepared, expectation, expected_log_likelihood, prepare
-from vlhmm.training.guide import Evidence, Guided, Teacher, make_evidence
+from vlhmm.training.guide import Evidence, Guided, Said, Teacher, make_evidence, what_is_said
 from vlhmm.training.make_blocks import make_blocks
 from vlhmm.training.plan import generator_for, make_plan
 from vlhmm.training.run_folder import RunFolder, load_into
@@ -115,6 +115,7 @@ class Trainer:
         self.settings, self.memory = config.training, memory
         self.teacher = teacher
         self.evidence: list[Evidence] | None = None
+        self.said: list[list[Said]] = []  # for each of its draws, what it says after the batches' tokens
         self.device = torch.device(device)
         self.hmm = build_hmm(config, blocks, corpus.train.tokens, corpus.vocabulary.eos).to(self.device)
         self.average = (
@@ -138,7 +139,7 @@ class Trainer:
         self.log_likelihood, self.tokens = 0.0, 0  # since the last check
         self.buffers, self.tile_cache = Buffers(), None  # type: tuple[Buffers, TileCache | None]
         self._epoch: tuple[int, list[list[Batch]]] = (0, first_epoch)
-        self._prepared: tuple[int, Prepared] | None = None
+        self._prepared: dict[int, Prepared] = {}
 
     # ---- one step
 
@@ -167,33 +168,63 @@ class Trainer:
         return kept
 
     def prepared(self, batches: list[Batch], carry_group: Tensor | None) -> Prepared:
-        if self._prepared is not None and self._prepared[0] == id(batches):
-            return self._prepared[1]  # EM on the whole text: the same batches every time
-        prepared = prepare(batches, self.group_of_word, self.blocks.num_groups, carry_group)
-        self._prepared = (id(batches), prepared)
-        return prepared
+        key, said = id(batches), self.said_now()
+        if said:
+            key = id(said)
+        if key not in self._prepared:
+            if len(self._prepared) >= max(1, len(self.said)):
+                self._prepared = {}
+            branches = [(each.place, each.words) for each in said]
+            prepared = prepare(batches, self.group_of_word, self.blocks.num_groups, carry_group, branches)
+            self._prepared[key] = prepared
+        return self._prepared[key]  # EM on the whole text: the same batches every time
+
+    def said_now(self) -> list[Said]:
+        """What the teacher says in this step, batch by batch: its draws take turns."""
+        return self.said[self.step % len(self.said)] if self.said else []
+
+    def teach(self, batches: list[Batch]) -> None:
+        """Has the teacher read the text, and say what it would have said after every token."""
+        assert self.teacher is not None
+        generator = generator_for(self.settings.seed, "guide", 0)
+        lines, chains = [batch.tokens for batch in batches], self.prepared(batches, None).chains
+        num_slots = self.blocks.states_per_group
+        self.evidence, clusters = make_evidence(self.teacher, lines, chains, self.hmm.num_alive, num_slots, generator)
+        if self.settings.guide_draws:
+            by_batch = [
+                what_is_said(
+                    self.teacher,
+                    batch.tokens,
+                    batch.lengths,
+                    clusters,
+                    self.group_of_word,
+                    num_slots,
+                    self.settings.guide_draws,
+                    generator,
+                )
+                for batch in batches
+            ]
+            self.said = [list(draw) for draw in zip(*by_batch, strict=True)]
 
     def guided(self, batches: list[Batch], kept: Kept) -> Guided | None:
-        """The teacher's evidence for this step; None without a teacher, and when its time is over."""
+        """What the teacher gives to this step; None without a teacher, and when its time is over."""
         weight = guide_weight_at(self.settings, self.step, self.total_steps)
-        if not weight:
+        if not weight and not self.settings.guide_draws:
             self.evidence = None  # a large table
             return None
-        assert self.teacher is not None
         if self.evidence is None:
-            generator = generator_for(self.settings.seed, "guide", 0)
-            lines, chains = [batch.tokens for batch in batches], self.prepared(batches, None).chains
-            num_slots = self.blocks.states_per_group
-            self.evidence = make_evidence(self.teacher, lines, chains, self.hmm.num_alive, num_slots, generator)
-        return Guided(self.evidence, kept, weight)
+            self.teach(batches)
+        assert self.evidence is not None
+        of_branches = [said.evidence for said in self.said_now()]
+        return Guided(self.evidence, kept, weight, of_branches, self.settings.guide_share)
 
     def run_step(self) -> None:
         """Mask, E-step, optimizer steps."""
         kept, batches = self.kept(), self.batches()
+        guided = self.guided(batches, kept)
         carry = reduce_carry(self.carry, kept) if batches[0].continues else None
         prepared = self.prepared(batches, carry.group if carry is not None else None)
         potentials = self.hmm.potentials(kept)
-        guided = self.guided(batches, kept)
         expected = expectation(potentials, prepared, carry, self.buffers, self.memory, guided)
         if not math.isfinite(expected.log_likelihood):
             raise TrainingError(
@@ -565,7 +596,7 @@ def open_run(
 def sum_of_vectors(corpus: Corpus, teacher: Teacher) -> float:
     """A number that tells one teacher from another."""
     words = torch.from_numpy(corpus.train.tokens[:64].astype(np.int64))
-    return teacher(words[None]).sum(dtype=torch.float64).item()
+    return teacher.vectors_after(words[None]).sum(dtype=torch.float64).item()
 
 
 def refuse_other_teacher(folder: RunFolder, about: dict[str, Any], corpus: Corpus, teacher: Teacher | None) -> None:
