@@ -41,6 +41,7 @@ from vlhmm.training.run_folder import RunFolder, load_into
 from vlhmm.training.schedule import Plateau, guide_weight_at, rate_at
 
 logger = logging.getLogger(__name__)
+NOTE_SECONDS = 20.0  # between two words about something long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,9 @@ class Trainer:
         device: str,
         memory: int | None,
         teacher: Teacher | None = None,
+        note: Callable[[str], None] = logger.info,
     ) -> None:
+        self.note = note
         self.corpus, self.config, self.folder, self.blocks = corpus, config, folder, blocks
         self.settings, self.memory = config.training, memory
         self.teacher = teacher
@@ -188,10 +191,18 @@ class Trainer:
         assert self.teacher is not None
         generator = generator_for(self.settings.seed, "guide", 0)
         lines, chains = [batch.tokens for batch in batches], self.prepared(batches, None).chains
-        num_slots = self.blocks.states_per_group
+        num_slots, num_draws = self.blocks.states_per_group, self.settings.guide_draws
+        self.note("the teacher reads the training text and its vectors are clustered: a minute or so a million tokens")
         self.evidence, clusters = make_evidence(self.teacher, lines, chains, self.hmm.num_alive, num_slots, generator)
-        if self.settings.guide_draws:
-            by_batch = [
+        if not num_draws:
+            return
+        self.note(f"the teacher draws {num_draws} words after every token: some minutes a million tokens")
+        by_batch, shown = [], time.monotonic()
+        for number, batch in enumerate(batches):
+            if time.monotonic() - shown > NOTE_SECONDS:
+                self.note(f"the teacher has drawn {number / len(batches):.0%}")
+                shown = time.monotonic()
+            by_batch.append(
                 what_is_said(
                     self.teacher,
                     batch.tokens,
@@ -199,12 +210,11 @@ class Trainer:
                     clusters,
                     self.group_of_word,
                     num_slots,
-                    self.settings.guide_draws,
+                    num_draws,
                     generator,
                 )
-                for batch in batches
-            ]
-            self.said = [list(draw) for draw in zip(*by_batch, strict=True)]
+            )
+        self.said = [list(draw) for draw in zip(*by_batch, strict=True)]
 
     def guided(self, batches: list[Batch], kept: Kept) -> Guided | None:
         """What the teacher gives to this step; None without a teacher, and when its time is over."""
@@ -437,7 +447,7 @@ def train(
     began = time.monotonic()
     folder = RunFolder(out)
     blocks = open_run(folder, corpus, config, blocks, described or {}, note, teacher)
-    trainer = Trainer(corpus, config, folder, blocks, device, memory, teacher)
+    trainer = Trainer(corpus, config, folder, blocks, device, memory, teacher, note)
     if trainer.restore():
         note(f"continuing {folder.path} at step {trainer.step} of {trainer.total_steps}")
     else:
@@ -448,8 +458,6 @@ def train(
                 "steps": trainer.total_steps,
             }
         )
-    if guide_weight_at(config.training, trainer.step, trainer.total_steps):
-        note("the teacher reads the training text and its vectors are clustered: a minute or so a million tokens")
     before, sitting, saved = trainer.elapsed, time.monotonic(), time.monotonic()
     mark_time, mark_tokens, tokens = time.monotonic(), 0, 0
     steps_before, stopped_by, shown = trainer.step, None, 0.0
