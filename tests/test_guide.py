@@ -199,6 +199,27 @@ def test_counts_of_what_is_said_are_those_of_enumeration(kind, dropout):
         torch.testing.assert_close(expected.counts.tiles, moved, **same)
 
 
+def test_every_token_but_a_lines_last_is_followed_by_its_own_draws():
+    hmm, blocks = small_hmm("uneven-block-factored")
+    batches, prepared = prepared_lines(blocks)
+    group_of_word, num_slots = torch.from_numpy(blocks.group_of_word), blocks.states_per_group
+    _, clusters = evidence_of(hmm, blocks, prepared, batches)
+    for batch in batches:
+        drawn, vectors = teacher.draws_after(batch.tokens, 3, torch.Generator().manual_seed(1))
+        generator = torch.Generator().manual_seed(1)
+        said = what_is_said(teacher, batch.tokens, batch.lengths, clusters, group_of_word, num_slots, 3, generator)
+        time = batch.tokens.shape[1]
+        wanted = {row * time + t for row, length in enumerate(batch.lengths.tolist()) for t in range(length - 1)}
+        for draw, one in enumerate(said):
+            assert set(one.place.tolist()) == wanted and len(one.place) == len(wanted)
+            for place, word, evidence in zip(one.place.tolist(), one.words, one.evidence, strict=True):
+                at = (*divmod(place, time), draw)
+                assert word == drawn[at]
+                assert torch.equal(
+                    evidence, clusters.evidence(vectors[at][None], group_of_word[word, None], num_slots)[0]
+                )
+
+
 def test_draws_of_the_lstm_are_its_own_words_with_the_vectors_after_them():
     model = build_model("lstm", VOCABULARY, replace(default_config("lstm"), hidden_size=5))
     lines, number = torch.tensor([[2, 3, 4], [6, 1, 1]]), 4000

@@ -32,6 +32,8 @@ examples:
   vlhmm train train.txt --valid valid.txt --out runs/big --set model.num_blocks=256 --set training.rate=0.01
   vlhmm train ptb --preset em-ptb --extra teacher.txt.gz --out runs/distilled   learns from a teacher's samples too
   vlhmm train ptb --preset em-ptb --guide runs/lstm --out runs/guided           its states begin as an LSTM's contexts
+  vlhmm train ptb --preset em-ptb --guide runs/lstm --set training.guide_draws=6 --out runs/taught
+                                                                       and learns the words the LSTM would go on with
   vlhmm train ptb --preset em-ptb --dry-run                            parameters, memory, time; nothing is written
 
 presets (vlhmm train --list-presets shows them with their settings):
