@@ -14,7 +14,7 @@ from vlhmm.data.corpora import Corpus, load_texts
 from vlhmm.errors import ConfigError, DataError
 from vlhmm.evaluation import perplexity
 from vlhmm.experiments import paper, render, reproduce, tables
-from vlhmm.experiments.costs import expected_cost
+from vlhmm.experiments.costs import expected_cost, measured_cost
 from vlhmm.experiments.results import Store, changed_settings
 from vlhmm.experiments.rows import Hmm, KneserNey, Neural, Row, Run
 from vlhmm.training import trainer
@@ -455,10 +455,17 @@ def test_a_guided_row_needs_its_teacher_and_counts_its_time(toy, tmp_path):
     other = replace(row.run.recipe.teacher, changes=(*row.run.recipe.teacher.changes, "rate=0.5"))
     (failure,) = go([replace(row, run=replace(row.run, recipe=replace(row.run.recipe, teacher=other)))], toy, at).failed
     assert "trained with another rate (0.001, now 0.5)" in str(failure[1])
+    ticks = []
+    limited = replace(at, tick=ticks.append)
     assert go([row], toy, at, time_limit=1e-3).stopped_by == "time limit"
-    assert go([row], toy, at).finished == ("toy/taught",)
-    record, teacher = (at.store.get(name, 0) for name in ("toy-taught", "toy-lstm"))
-    assert record.wall_s > teacher.wall_s
+    teacher = replace(at.store.get("toy-lstm", 0), wall_s=9000.0)
+    at.store.put(teacher)
+    assert go([row], toy, limited).finished == ("toy/taught",)
+    assert ticks and all(tick.seconds < 9000 for tick in ticks)  # of its own: what is left is told by its pace
+    record = at.store.get("toy-taught", 0)
+    assert 9000 < record.wall_s < 10000
+    assert expected_cost(row.run, at.store, 1).seconds == pytest.approx(record.wall_s - 9000)
+    assert measured_cost(row.run, 0, toy, "cpu", None).basis == "an estimate for two cores"
     assert record.settings["teacher"]["hidden_size"] == 8
     assert "--out TEACHER && vlhmm train toy" in record.train_command
     assert "--guide TEACHER" in record.train_command

@@ -24,13 +24,23 @@ def expected_cost(run: Run, store: Store, seed: int) -> Cost:
         return Cost(record.wall_s * (1 - record.progress) / record.progress, "at its pace so far")
     for other in store.all_seeds(run.name):
         if other.is_finished:
-            return Cost(other.wall_s, f"as recorded with seed {other.seed}")
+            return Cost(other.wall_s - teacher_seconds(run, store), f"as recorded with seed {other.seed}")
     return Cost(run.estimated_seconds(), "an estimate for two cores")
 
 
+def teacher_seconds(run: Run, store: Store) -> float:
+    """How long the run's teacher was trained, which a finished record counts in."""
+    if not isinstance(run.recipe, Hmm) or run.recipe.teacher is None:
+        return 0.0
+    record = store.get(f"{run.corpus}-{run.recipe.teacher.kind}", 0)
+    return record.wall_s if record is not None else 0.0
+
+
 def measured_cost(run: Run, seed: int, corpus: Corpus, device: str, memory: int | None) -> Cost:
-    """From a few real steps and one validation, which leave nothing behind."""
+    """From a few real steps and one validation, which leave nothing behind; a run with a teacher is estimated."""
     match run.recipe:
+        case Hmm(teacher=Neural()):
+            return Cost(run.estimated_seconds(), "an estimate for two cores")
         case Hmm():
             from vlhmm.training.dry_run import dry_run
 

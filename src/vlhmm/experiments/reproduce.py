@@ -272,9 +272,8 @@ def train_hmm(
 
     def seen(status: trainer.Status) -> None:
         if status.checked:
-            best, seconds = finite(status.best), before + status.seconds
-            share = status.step / status.total_steps
-            tick(Tick(run.name, status.epoch, status.epochs, status.valid, best, seconds, share), None)
+            best, share = finite(status.best), status.step / status.total_steps
+            tick(Tick(run.name, status.epoch, status.epochs, status.valid, best, status.seconds, share), None)
 
     result = trainer.train(
         corpus,
@@ -290,10 +289,9 @@ def train_hmm(
         teacher=teacher,
     )
     progress = result.step / result.total_steps
-    epochs = config.training.epochs * progress
-    return Trained(
-        result.num_parameters, epochs, before + result.seconds, finite(result.best_valid), progress, result.stopped_by
-    )
+    epochs, best = config.training.epochs * progress, finite(result.best_valid)
+    seconds = result.seconds + (before if result.finished else 0.0)  # what is left is told by its own pace
+    return Trained(result.num_parameters, epochs, seconds, best, progress, result.stopped_by)
 
 
 def taught(recipe: Hmm, corpus: Corpus, place: Place) -> "tuple[Teacher, float]":
