@@ -1,4 +1,4 @@
-r"""A teacher's evidence about the hidden states of the training text, for the E-step.
+r"""A teacher's evidence about the hidden states of the training text, and words of its own, for the E-step.
 
 A neural language model has read the same text; its hidden vector h_t after x_t tells what is to come. The tokens of a
 block are clustered by their vectors (k-means) into as many clusters as the block has states, and cluster k becomes
@@ -8,6 +8,9 @@ evidence for state k:
 
 With weight w the E-step takes posteriors under p(x, z) prod_t e_t(z_t)^w, as if states emitted vectors too. The weight
 goes to zero before training ends: what is trained is an HMM like any other, and the teacher is not needed to use it.
+
+The teacher can also speak: words that it draws after every token are counted beside those of the text, as branches of
+one word each, with the evidence of the vector after them.
 """
 
 from typing import NamedTuple, Protocol
@@ -161,9 +164,8 @@ def what_is_said(
     for draw in range(num_draws):
         drawn = words[..., draw].flatten()[places]
         to_group = group_of_word[drawn]
-        order = (group * len(clusters.centres) + to_group).argsort(
-            stable=True
-        )  # a tile that is read stays in the cache
+        # words that enter through the same tile stand together, so that it stays in the cache
+        order = (group * len(clusters.centres) + to_group).argsort(stable=True)
         after = vectors[..., draw, :].flatten(0, 1)[places[order]]
         evidence = clusters.evidence(after, to_group[order], num_slots)
         found.append(Said(*(x.to(device) for x in (places[order], drawn[order], evidence))))
