@@ -171,9 +171,8 @@ class Trainer:
         return kept
 
     def prepared(self, batches: list[Batch], carry_group: Tensor | None) -> Prepared:
-        key, said = id(batches), self.said_now()
-        if said:
-            key = id(said)
+        said = self.said_now()
+        key = id(said) if said else id(batches)
         if key not in self._prepared:
             if len(self._prepared) >= max(1, len(self.said)):
                 self._prepared = {}
