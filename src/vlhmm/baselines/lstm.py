@@ -63,14 +63,14 @@ class LSTM(NeuralLanguageModel):
         words = torch.empty(num_rows, time, num_draws, dtype=torch.int64)
         vectors = torch.empty(num_rows, time, num_draws, width)
         one, anything = torch.ones(num_rows, dtype=torch.int64), tokens.new_zeros(num_rows * num_draws, 1)
-        carry = self.start(num_rows)
+        following = torch.cat([tokens[:, 1:], anything[:num_rows]], dim=1)
+        _, carry = self.hidden(tokens[:, :1], one, self.start(num_rows), None)
         for t in range(time):
-            _, carry = self.hidden(tokens[:, t : t + 1], one, carry, None)
-            hidden, read = self.hidden(anything[:num_rows], one, carry, None)
+            hidden, carry = self.hidden(following[:, t : t + 1], one, carry, None)  # h_t does not see what follows
             for rows, log_prob in log_probs(hidden[:, 0], self.embedding, self.bias):
                 cumulative = log_prob.exp_().cumsum(1)
                 words[rows, t] = invert(cumulative, torch.rand(len(cumulative), num_draws, generator=generator))
-            states = (state.repeat_interleave(num_draws, dim=1) for state in (read.output, read.cell))
+            states = (state.repeat_interleave(num_draws, dim=1) for state in (carry.output, carry.cell))
             after = LSTMCarry(words[:, t].flatten(), *states)
             hidden, _ = self.hidden(anything, one.repeat_interleave(num_draws), after, None)
             vectors[:, t] = hidden.view(num_rows, num_draws, width)

@@ -32,7 +32,7 @@ def teacher_seconds(run: Run, store: Store) -> float:
     """How long the run's teacher was trained, which a finished record counts in."""
     if not isinstance(run.recipe, Hmm) or run.recipe.teacher is None:
         return 0.0
-    record = store.get(f"{run.corpus}-{run.recipe.teacher.kind}", 0)
+    record = store.get(run.recipe.teacher.run_name(run.corpus), 0)
     return record.wall_s if record is not None else 0.0
 
 

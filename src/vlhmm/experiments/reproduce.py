@@ -299,7 +299,7 @@ def taught(recipe: Hmm, corpus: Corpus, place: Place) -> "tuple[Teacher, float]"
     from vlhmm.baselines import load_baseline
 
     assert recipe.teacher is not None
-    name = f"{corpus.name}-{recipe.teacher.kind}"
+    name = recipe.teacher.run_name(corpus.name)
     record, home = place.store.get(name, 0), place.runs / f"{name}-seed0"
     if record is None or not record.is_finished or not (home / "model.safetensors").exists():
         raise ConfigError(

@@ -60,6 +60,10 @@ class Neural:
     kind: str  # ff or lstm
     changes: tuple[str, ...] = ()
 
+    def run_name(self, corpus: str) -> str:
+        """Its own run's, which a student's teacher is taken from."""
+        return f"{corpus}-{self.kind}"
+
     def config(self, seed: int = 0) -> BaselineConfig:
         from vlhmm.baselines.training import default_config
 
