@@ -125,8 +125,8 @@ def enumerated_branches(potentials, kept, evidence, prepared, said, group_of_wor
 
 
 def evidence_of(hmm, blocks, prepared, batches):
-    tokens, generator = [batch.tokens for batch in batches], torch.Generator().manual_seed(0)
-    return make_evidence(teacher, tokens, prepared.chains, hmm.num_alive, blocks.states_per_group, generator)
+    generator, group_of_word = torch.Generator().manual_seed(0), torch.from_numpy(blocks.group_of_word)
+    return make_evidence(teacher, batches, group_of_word, hmm.num_alive, blocks.states_per_group, generator)
 
 
 def kept_states(hmm, blocks, dropout):
@@ -338,9 +338,12 @@ class RemembersFirst:
         return words[..., None].expand(shape), self.vectors_after(tokens)[:, :, None].expand(*shape, 8)
 
 
-@pytest.mark.parametrize("draws", [0, 3])
-def test_training_is_guided_then_free_and_goes_on_to_the_same_bits(texts, tmp_path, draws):
+@pytest.mark.parametrize("draws, more", [(0, False), (3, False), (0, True)])
+def test_training_is_guided_then_free_and_goes_on_to_the_same_bits(texts, tmp_path, draws, more):
     config = guided_config("training.checks_per_epoch=1", "training.guide_until=0.8", f"training.guide_draws={draws}")
+    if more:  # three parts, one an E-step
+        texts = texts._replace(extra=texts.valid)
+        config = override(config, [f"training.extra_tokens={texts.valid.num_tokens // 3}"])
     remembers_first = RemembersFirst(texts.vocabulary)
     whole = train(texts, config, tmp_path / "whole", teacher=remembers_first)
     assert whole.finished
@@ -386,8 +389,9 @@ def test_misuse_is_refused(texts, tmp_path):
         dry_run_module.dry_run(texts, guided_config(), None, "cpu", None)
     with pytest.raises(ConfigError, match="has no say"):
         train(texts, guided_config("training.guide_weight=0"), tmp_path / "run", teacher=teacher)
-    with pytest.raises(ConfigError, match="neither with an extra text"):
-        train(texts._replace(extra=texts.valid), guided_config(), tmp_path / "run", teacher=teacher)
+    with pytest.raises(ConfigError, match="guide_draws cannot be used with an extra text"):
+        config = guided_config("training.guide_draws=2")
+        train(texts._replace(extra=texts.valid), config, tmp_path / "run", teacher=teacher)
     for change in ("training.em_tokens=100", "training.context=carry", "training.method=gradient"):
         with pytest.raises(ConfigError, match="a guide needs training.method=em"):
             guided_config(change)

@@ -53,18 +53,6 @@ class Text:
         return f"Text({self.num_sentences:,} sentences, {self.num_tokens:,} tokens, {self.num_oov:,} OOV)"
 
 
-def joined(first: Text, second: Text) -> Text:
-    """One text after the other."""
-    return Text(
-        np.concatenate([first.tokens, second.tokens]),
-        np.concatenate([first.offsets, first.num_tokens + second.offsets[1:]]),
-        first.num_oov + second.num_oov,
-        first.num_unk + second.num_unk,
-        first.num_bytes + second.num_bytes,
-        np.concatenate([first.literal_unk, first.num_tokens + second.literal_unk]),
-    )
-
-
 def shards(text: Text, num_tokens: int) -> list[Text]:
     """The text in consecutive parts of whole lines, much the same size, about `num_tokens` tokens each."""
     number = max(1, round(text.num_tokens / num_tokens))

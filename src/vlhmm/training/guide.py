@@ -20,6 +20,7 @@ from jaxtyping import Float, Float16, Int
 from torch import Tensor
 
 from vlhmm import inference
+from vlhmm.data.batches import Batch
 from vlhmm.inference import Chain, ChannelCounts, ChannelPotentials, Counts, Forward, Potentials
 from vlhmm.model.hmm import Kept
 
@@ -130,19 +131,34 @@ class Said(NamedTuple):
 @torch.no_grad()
 def make_evidence(
     teacher: Teacher,
-    tokens: list[Int[Tensor, "row time"]],
-    chains: list[Chain],
+    batches: list[Batch],
+    group_of_word: Int[Tensor, " word"],
     num_alive: Int[Tensor, " group"],
     num_slots: int,
     generator: torch.Generator,
 ) -> tuple[list[Evidence], Clusters]:
-    """The evidence about rows of `tokens`, each the beginning of a line, and the `chains` made of them."""
-    device = chains[0].emit_of.device
-    vectors = torch.cat([teacher.vectors_after(rows.cpu()).flatten(0, 1) for rows in tokens])
-    group = torch.cat([torch.where(chain.live, chain.start_of, -1).flatten() for chain in chains]).cpu()
-    clusters = clustered(vectors, group, num_alive, generator)
-    evidence = clusters.evidence(vectors, group, num_slots)
-    return list(evidence.to(device).split([chain.emit_of.numel() for chain in chains])), clusters
+    """The evidence about every token of the batches, whose rows each begin a line, and the clusters it comes from."""
+    vectors = [teacher.vectors_after(batch.tokens.cpu()).flatten(0, 1) for batch in batches]
+    groups = [groups_of(batch, group_of_word) for batch in batches]
+    clusters = clustered(torch.cat(vectors), torch.cat(groups), num_alive, generator)
+    found = (clusters.evidence(*each, num_slots) for each in zip(vectors, groups, strict=True))
+    return [each.to(group_of_word.device) for each in found], clusters
+
+
+@torch.no_grad()
+def evidence_about(
+    teacher: Teacher, batch: Batch, clusters: Clusters, group_of_word: Int[Tensor, " word"], num_slots: int
+) -> Evidence:
+    """The evidence about every token of a batch that had no part in the clusters."""
+    vectors = teacher.vectors_after(batch.tokens.cpu()).flatten(0, 1)
+    return clusters.evidence(vectors, groups_of(batch, group_of_word), num_slots).to(group_of_word.device)
+
+
+def groups_of(batch: Batch, group_of_word: Int[Tensor, " word"]) -> Int[Tensor, " token"]:
+    """The group of every token, on the CPU; -1 is padding."""
+    tokens, lengths = batch.tokens.cpu(), batch.lengths.cpu()
+    live = torch.arange(tokens.shape[1]) < lengths[:, None]
+    return torch.where(live, group_of_word.cpu()[tokens], -1).flatten()
 
 
 @torch.no_grad()

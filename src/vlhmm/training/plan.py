@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from vlhmm.data.batches import Batch, sentence_batches, stream_batches
-from vlhmm.data.text import Text, joined, shards
+from vlhmm.data.text import Text, shards
 from vlhmm.errors import ConfigError
 from vlhmm.training.config import TrainingConfig
 
@@ -30,8 +30,10 @@ def make_plan(
                 "an extra text needs training.method=em, training.batch=sentences and no training.em_tokens: "
                 "every E-step reads the whole training text and a share of the extra one"
             )
+        whole = sentence_batches(text, config.batch_tokens)
         parts = shards(extra, config.extra_tokens or text.num_tokens)
-        return lambda epoch: [sentence_batches(joined(text, parts[epoch % len(parts)]), config.batch_tokens)]
+        steps = [[*whole, *sentence_batches(part, config.batch_tokens)] for part in parts]
+        return lambda epoch: [steps[epoch % len(steps)]]
     if config.batch == "streams":
         stream = stream_batches(text, config.num_streams, config.segment_length, eos, config.context)
         return lambda epoch: grouped(stream, config)

@@ -34,7 +34,7 @@ from vlhmm.training.calibration import last_layers, scaled, search
 from vlhmm.training.closed_form import maximize
 from vlhmm.training.config import RunConfig, TrainingConfig
 from vlhmm.training.expectation import Buffers, Prepared, expectation, expected_log_likelihood, prepare
-from vlhmm.training.guide import Evidence, Guided, Said, Teacher, make_evidence, what_is_said
+from vlhmm.training.guide import Clusters, Evidence, Guided, Said, Teacher, evidence_about, make_evidence, what_is_said
 from vlhmm.training.make_blocks import make_blocks
 from vlhmm.training.plan import generator_for, make_plan
 from vlhmm.training.run_folder import RunFolder, load_into
@@ -117,7 +117,8 @@ class Trainer:
         self.corpus, self.config, self.folder, self.blocks = corpus, config, folder, blocks
         self.settings, self.memory = config.training, memory
         self.teacher = teacher
-        self.evidence: list[Evidence] | None = None
+        self.clusters: Clusters | None = None
+        self.evidence: dict[int, Evidence] = {}  # by the identity of a batch, which the plan keeps
         self.said: list[list[Said]] = []  # for each of its draws, what it says after the batches' tokens
         self.device = torch.device(device)
         self.hmm = build_hmm(config, blocks, corpus.train.tokens, corpus.vocabulary.eos).to(self.device)
@@ -189,10 +190,12 @@ class Trainer:
         """Has the teacher read the text, and say what it would have said after every token."""
         assert self.teacher is not None
         generator = generator_for(self.settings.seed, "guide", 0)
-        lines, chains = [batch.tokens for batch in batches], self.prepared(batches, None).chains
         num_slots, num_draws = self.blocks.states_per_group, self.settings.guide_draws
         self.note("the teacher reads the training text and its vectors are clustered: a minute or so a million tokens")
-        self.evidence, clusters = make_evidence(self.teacher, lines, chains, self.hmm.num_alive, num_slots, generator)
+        evidence, self.clusters = make_evidence(
+            self.teacher, batches, self.group_of_word, self.hmm.num_alive, num_slots, generator
+        )
+        self.evidence = {id(batch): each for batch, each in zip(batches, evidence, strict=True)}
         if not num_draws:
             return
         self.note(f"the teacher draws {num_draws} words after every token: some minutes a million tokens")
@@ -206,7 +209,7 @@ class Trainer:
                     self.teacher,
                     batch.tokens,
                     batch.lengths,
-                    clusters,
+                    self.clusters,
                     self.group_of_word,
                     num_slots,
                     num_draws,
@@ -219,13 +222,23 @@ class Trainer:
         """What the teacher gives to this step; None without a teacher, and when its time is over."""
         weight = guide_weight_at(self.settings, self.step, self.total_steps)
         if not weight and not self.settings.guide_draws:
-            self.evidence = None  # a large table
+            self.evidence = {}  # large tables
             return None
-        if self.evidence is None:
-            self.teach(batches)
-        assert self.evidence is not None
-        of_branches = [said.evidence for said in self.said_now()]
-        return Guided(self.evidence, kept, weight, of_branches, self.settings.guide_share)
+        if self.clusters is None:
+            self.teach(self.plan(0)[0])  # the first step's, wherever this sitting began
+        self.read_more(batches)
+        evidence, of_branches = [self.evidence[id(batch)] for batch in batches], [s.evidence for s in self.said_now()]
+        return Guided(evidence, kept, weight, of_branches, self.settings.guide_share)
+
+    def read_more(self, batches: list[Batch]) -> None:
+        """Has the teacher read those batches that are new to it: another part of an extra text."""
+        assert self.teacher is not None and self.clusters is not None
+        num_slots = self.blocks.states_per_group
+        for batch in batches:
+            if id(batch) not in self.evidence:
+                self.evidence[id(batch)] = evidence_about(
+                    self.teacher, batch, self.clusters, self.group_of_word, num_slots
+                )
 
     def run_step(self) -> None:
         """Mask, E-step, optimizer steps."""
@@ -555,8 +568,10 @@ def refuse_guide(corpus: Corpus, config: RunConfig, teacher: Teacher | None) -> 
         raise ConfigError(f"training.guide_weight={weight} needs a teacher: --guide RUN, a trained LSTM's folder")
     if teacher is not None and not weight:
         raise ConfigError("a teacher without training.guide_weight has no say; set it above 0")
-    if weight and (corpus.extra is not None or config.model.constraint == "uniform"):
-        raise ConfigError("a guide can be used neither with an extra text nor with model.constraint=uniform")
+    if weight and config.model.constraint == "uniform":
+        raise ConfigError("a guide cannot be used with model.constraint=uniform")
+    if config.training.guide_draws and corpus.extra is not None:
+        raise ConfigError("training.guide_draws cannot be used with an extra text: leave one of them out")
 
 
 def open_run(
