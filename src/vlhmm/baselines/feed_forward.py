@@ -44,3 +44,7 @@ class FeedForward(NeuralLanguageModel):
             hidden = self.dropped(layer(hidden).relu(), generator)
         last = lengths[:, None] + torch.arange(self.order - 1)
         return hidden, words.gather(1, last)
+
+    def having_said(self, words: Tensor, carry: Tensor) -> Tensor:
+        """The carry with these words as its rows' last."""
+        return torch.cat([carry[:, :-1], words[:, None]], dim=1)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from vlhmm.baselines.neural import NeuralLanguageModel, invert
-from vlhmm.baselines.softmax import log_probs
+from vlhmm.baselines.neural import NeuralLanguageModel
+from vlhmm.baselines.softmax import draw
 from vlhmm.data.vocabulary import Vocabulary
 
 
@@ -56,6 +56,10 @@ class LSTM(NeuralLanguageModel):
         last = words.gather(1, lengths[:, None])[:, 0]
         return activations, LSTMCarry(last, torch.stack(output).detach(), torch.stack(cell).detach())
 
+    def having_said(self, words: Tensor, carry: LSTMCarry) -> LSTMCarry:
+        """The carry with these words as its rows' last."""
+        return carry._replace(last=words)
+
     @torch.no_grad()
     def draws_after(self, tokens: Tensor, num_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Words x' ~ p(. | x_<=t) after each token of rows that begin a text, (B, T, n), and h after them, (B, T, n, D)."""
@@ -67,9 +71,8 @@ class LSTM(NeuralLanguageModel):
         _, carry = self.hidden(tokens[:, :1], one, self.start(num_rows), None)
         for t in range(time):
             hidden, carry = self.hidden(following[:, t : t + 1], one, carry, None)  # h_t does not see what follows
-            for rows, log_prob in log_probs(hidden[:, 0], self.embedding, self.bias):
-                cumulative = log_prob.exp_().cumsum(1)
-                words[rows, t] = invert(cumulative, torch.rand(len(cumulative), num_draws, generator=generator))
+            uniform = torch.rand(num_rows, num_draws, generator=generator)
+            words[:, t] = draw(hidden[:, 0], self.embedding, self.bias, uniform)
             states = (state.repeat_interleave(num_draws, dim=1) for state in (carry.output, carry.cell))
             after = LSTMCarry(words[:, t].flatten(), *states)
             hidden, _ = self.hidden(anything, one.repeat_interleave(num_draws), after, None)

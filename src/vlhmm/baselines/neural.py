@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vlhmm.baselines.softmax import cross_entropy, target_log_prob
+from vlhmm.baselines.softmax import cross_entropy, draw, target_log_prob
 from vlhmm.data.text import Text
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import QueryError
@@ -38,6 +38,10 @@ class NeuralLanguageModel(nn.Module, ABC):
     @abstractmethod
     def hidden(self, tokens: Tensor, lengths: Tensor, carry: Any, generator: torch.Generator | None) -> tuple:
         """h_t for tokens[:, t], (B, T, D), garbage beyond `lengths`; and the carry after each row."""
+
+    @abstractmethod
+    def having_said(self, words: Tensor, carry: Any) -> Any:
+        """The carry with these words (B,) as its rows' last."""
 
     def loss(
         self, tokens: Tensor, lengths: Tensor, carry: Any, generator: torch.Generator | None = None
@@ -87,13 +91,12 @@ class NeuralLanguageModel(nn.Module, ABC):
         """About `num_tokens` tokens of whole lines, drawn in parallel streams that run on over line ends."""
         length, carry = -(-num_tokens // num_streams), self.start(num_streams)
         drawn = torch.empty(num_streams, length, dtype=torch.int64)
-        one, words = torch.ones(num_streams, dtype=torch.int64), torch.zeros(num_streams, 1, dtype=torch.int64)
+        one, anything = torch.ones(num_streams, dtype=torch.int64), torch.zeros(num_streams, 1, dtype=torch.int64)
         for t in range(length):
-            hidden, _ = self.hidden(words, one, carry, None)  # h_t does not see the word that is to be drawn
-            probability = torch.addmm(self.bias, hidden[:, 0], self.embedding.t()).softmax(1)
-            words = invert(probability.cumsum(1), torch.rand(num_streams, 1, generator=generator))
-            _, carry = self.hidden(words, one, carry, None)
-            drawn[:, t : t + 1] = words
+            hidden, carry = self.hidden(anything, one, carry, None)  # h_t does not see the word that is to be drawn
+            uniform = torch.rand(num_streams, 1, generator=generator)
+            drawn[:, t : t + 1] = draw(hidden[:, 0], self.embedding, self.bias, uniform)
+            carry = self.having_said(drawn[:, t], carry)
         return whole_lines(drawn.numpy(), self.vocabulary)
 
     @property
@@ -118,12 +121,6 @@ class NeuralLanguageModel(nn.Module, ABC):
         masked = activations[:, :1] if self.drops_segments else activations
         kept = torch.empty_like(masked).bernoulli_(1 - self.dropout, generator=generator)
         return activations * kept.div_(1 - self.dropout)
-
-
-def invert(cumulative: Tensor, uniform: Tensor) -> Tensor:
-    """The first entry of each row whose cumulative probability exceeds its uniform number; (B, 1)."""
-    found = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
-    return found.clamp(max=cumulative.shape[1] - 1)
 
 
 def whole_lines(streams: np.ndarray, vocabulary: Vocabulary) -> Text:

@@ -32,12 +32,32 @@ def cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor)
 
 def log_probs(hidden: Tensor, weight: Tensor, bias: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """log softmax(W h + b), (chunk, V), for one slice of rows after another, in one piece of memory."""
+    for rows, logits in _logits(hidden, weight, bias):
+        yield rows, torch.log_softmax(logits, dim=1, out=logits)
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Iterator[tuple[slice, Tensor]]:
     # Fresh memory for every chunk would cost a tenth of the time, in page faults.
     buffer = hidden.new_empty(min(_CHUNK, len(hidden)), len(weight))
     for first in range(0, len(hidden), _CHUNK):
         rows = slice(first, min(first + _CHUNK, len(hidden)))
-        logits = torch.addmm(bias, hidden[rows], weight.t(), out=buffer[: rows.stop - rows.start])
-        yield rows, torch.log_softmax(logits, dim=1, out=logits)
+        yield rows, torch.addmm(bias, hidden[rows], weight.t(), out=buffer[: rows.stop - rows.start])
+
+
+def draw(hidden: Tensor, weight: Tensor, bias: Tensor, uniform: Tensor) -> Tensor:
+    """Words ~ softmax(W h + b), (N, n), by inversion of uniform numbers (N, n); without gradient."""
+    with torch.no_grad():
+        found = torch.empty(uniform.shape, dtype=torch.int64)
+        for rows, logits in _logits(hidden, weight, bias):
+            logits -= logits.amax(1, keepdim=True)
+            found[rows] = invert(logits.exp_().cumsum_(1), uniform[rows])
+        return found
+
+
+def invert(cumulative: Tensor, uniform: Tensor) -> Tensor:
+    """The first entry of each row whose share of the cumulative sum exceeds a uniform number, (N, n)."""
+    found = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
+    return found.clamp(max=cumulative.shape[1] - 1)
 
 
 class _CrossEntropy(torch.autograd.Function):
