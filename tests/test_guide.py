@@ -323,10 +323,20 @@ class RemembersFirst:
     """The perfect teacher of these lines: its vector is the word that the line began with, and it ends them rightly."""
 
     def __init__(self, vocabulary):
-        self.id = vocabulary.words.index
+        self.vocabulary, self.id = vocabulary, vocabulary.words.index
 
     def vectors_after(self, tokens):
         return torch.nn.functional.one_hot(tokens[:, :1].expand_as(tokens), 8).float()
+
+    def sample(self, num_tokens, generator, *, progress):
+        """Lines like those of the text: about half of the c are followed by another."""
+        written = []
+        while sum(len(line) + 1 for line in written) < num_tokens:
+            first = torch.randint(2, (1,), generator=generator).item()
+            middle = ["c"] * int(torch.randint(1, 3, (1,), generator=generator))
+            written.append(["ab"[first], *middle, "de"[first]])
+            progress(len(written), num_tokens)
+        return encode(written, self.vocabulary)
 
     def draws_after(self, tokens, num_draws, generator):
         """A line's first word is followed by c, a c by another or the end that fits, and that by <eos>."""
@@ -338,12 +348,15 @@ class RemembersFirst:
         return words[..., None].expand(shape), self.vectors_after(tokens)[:, :, None].expand(*shape, 8)
 
 
-@pytest.mark.parametrize("draws, more", [(0, False), (3, False), (0, True)])
-def test_training_is_guided_then_free_and_goes_on_to_the_same_bits(texts, tmp_path, draws, more):
-    config = guided_config("training.checks_per_epoch=1", "training.guide_until=0.8", f"training.guide_draws={draws}")
-    if more:  # three parts, one an E-step
+@pytest.mark.parametrize("how", ["silent", "drawing", "extra", "writing"])
+def test_training_is_guided_then_free_and_goes_on_to_the_same_bits(texts, tmp_path, how):
+    few = texts.valid.num_tokens // 3  # an extra text in three parts, one an E-step
+    changes = {"drawing": ["training.guide_draws=3"], "writing": [f"training.guide_text={3 * few}"]}.get(how, [])
+    if how == "extra":
         texts = texts._replace(extra=texts.valid)
-        config = override(config, [f"training.extra_tokens={texts.valid.num_tokens // 3}"])
+    config = guided_config(
+        "training.checks_per_epoch=1", "training.guide_until=0.8", f"training.extra_tokens={few}", *changes
+    )
     remembers_first = RemembersFirst(texts.vocabulary)
     whole = train(texts, config, tmp_path / "whole", teacher=remembers_first)
     assert whole.finished
@@ -380,6 +393,8 @@ def test_a_few_lines_are_enough_with_a_teacher_that_speaks(files, texts, tmp_pat
     silent = train(corpus, guided_config(*change), tmp_path / "silent", teacher=speaks)
     heard = train(corpus, guided_config(*change, "training.guide_draws=8"), tmp_path / "heard", teacher=speaks)
     assert heard.best_valid < 0.9 * silent.best_valid
+    read = train(corpus, guided_config(*change, "training.guide_text=400"), tmp_path / "read", teacher=speaks)
+    assert read.best_valid < 0.9 * silent.best_valid
 
 
 def test_misuse_is_refused(texts, tmp_path):
@@ -389,18 +404,21 @@ def test_misuse_is_refused(texts, tmp_path):
         dry_run_module.dry_run(texts, guided_config(), None, "cpu", None)
     with pytest.raises(ConfigError, match="has no say"):
         train(texts, guided_config("training.guide_weight=0"), tmp_path / "run", teacher=teacher)
-    with pytest.raises(ConfigError, match="guide_draws cannot be used with an extra text"):
-        config = guided_config("training.guide_draws=2")
-        train(texts._replace(extra=texts.valid), config, tmp_path / "run", teacher=teacher)
+    for name in ("guide_draws", "guide_text"):
+        with pytest.raises(ConfigError, match=f"{name} cannot be used with an extra text"):
+            config = guided_config(f"training.{name}=2")
+            train(texts._replace(extra=texts.valid), config, tmp_path / "run", teacher=teacher)
+        with pytest.raises(ConfigError, match=f"{name}=-1"):
+            guided_config(f"training.{name}=-1")
+        with pytest.raises(ConfigError, match=f"{name}=2 is nothing without a guide"):
+            guided_config("training.guide_weight=0", f"training.{name}=2")
+    with pytest.raises(ConfigError, match="cannot be used with guide_text=9"):
+        guided_config("training.guide_draws=2", "training.guide_text=9")
     for change in ("training.em_tokens=100", "training.context=carry", "training.method=gradient"):
         with pytest.raises(ConfigError, match="a guide needs training.method=em"):
             guided_config(change)
-    with pytest.raises(ConfigError, match="guide_draws=-1"):
-        guided_config("training.guide_draws=-1")
     with pytest.raises(ConfigError, match="guide_share=1"):
         guided_config("training.guide_share=1")
-    with pytest.raises(ConfigError, match="draws nothing without a weight"):
-        guided_config("training.guide_weight=0", "training.guide_draws=2")
     with pytest.raises(ConfigError, match="0 <= guide_full <= guide_until <= 1"):
         guided_config("training.guide_full=0.99")
     assert not (tmp_path / "run").exists()

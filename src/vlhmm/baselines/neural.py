@@ -7,7 +7,7 @@ mode to switch.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,7 +87,13 @@ class NeuralLanguageModel(nn.Module, ABC):
         return logits.double().softmax(0).numpy()
 
     @torch.no_grad()
-    def sample(self, num_tokens: int, generator: torch.Generator, num_streams: int = 512) -> Text:
+    def sample(
+        self,
+        num_tokens: int,
+        generator: torch.Generator,
+        num_streams: int = 512,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Text:
         """About `num_tokens` tokens of whole lines, drawn in parallel streams that run on over line ends."""
         length, carry = -(-num_tokens // num_streams), self.start(num_streams)
         drawn = torch.empty(num_streams, length, dtype=torch.int64)
@@ -97,6 +103,8 @@ class NeuralLanguageModel(nn.Module, ABC):
             uniform = torch.rand(num_streams, 1, generator=generator)
             drawn[:, t : t + 1] = draw(hidden[:, 0], self.embedding, self.bias, uniform)
             carry = self.having_said(drawn[:, t], carry)
+            if progress is not None:
+                progress(t + 1, length)
         return whole_lines(drawn.numpy(), self.vocabulary)
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vlhmm.cli.common import duration, tokens
+from vlhmm.cli.common import duration, token_progress, tokens
 
 if TYPE_CHECKING:
     from vlhmm.data.corpora import Corpus
@@ -175,8 +175,9 @@ def _draw(model: Any, args: argparse.Namespace) -> None:
     from vlhmm.data.text import write_text
 
     if not args.quiet:
-        _say(f"drawing {args.sample_tokens:,} tokens, about a minute for every million")
-    text = model.sample(args.sample_tokens, torch.Generator().manual_seed(args.seed))
+        _say(f"drawing {args.sample_tokens:,} tokens, a minute or two for every million")
+    with token_progress(args.quiet, "drawing") as progress:
+        text = model.sample(args.sample_tokens, torch.Generator().manual_seed(args.seed), progress=progress)
     write_text(args.samples, text, model.vocabulary)
     if not args.quiet:
         _say(f"{args.samples}: {text.num_tokens:,} tokens in {text.num_sentences:,} lines, drawn from the model")

@@ -30,6 +30,7 @@ class TrainingConfig:
     guide_until: float = 0.95  # ... and with some of it
     guide_draws: int = 0  # words drawn from the teacher after every token; each E-step takes one of them
     guide_share: float = 0.5  # of those words in all that is counted; the text has the rest
+    guide_text: int = 0  # tokens of text that the teacher writes, to be learned from as an extra text is
     smoothing: float = 0.0  # em, scalar: Dirichlet pseudo-counts toward averages of the block, and of all text
     epochs: float = 50.0
     optimizer: Literal["adamw", "closed-form"] = "adamw"  # closed-form: scalar EM only
@@ -72,14 +73,17 @@ class TrainingConfig:
                 f"guide_weight={self.guide_weight}, guide_full={self.guide_full}, guide_until={self.guide_until}: expected a "
                 "weight of 0 or more and 0 <= guide_full <= guide_until <= 1"
             )
-        if self.guide_draws < 0:
-            raise ConfigError(f"guide_draws={self.guide_draws} must be 0 or more")
+        for name in ("guide_draws", "guide_text"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be 0 or more")
+            if getattr(self, name) and not self.guide_weight:
+                raise ConfigError(f"{name}={getattr(self, name)} is nothing without a guide; set guide_weight above 0")
+        if self.guide_draws and self.guide_text:
+            raise ConfigError(
+                f"guide_draws={self.guide_draws} cannot be used with guide_text={self.guide_text}; set one of them to 0"
+            )
         if not 0 < self.guide_share < 1:
             raise ConfigError(f"guide_share={self.guide_share} must lie between 0 and 1")
-        if self.guide_draws and not self.guide_weight:
-            raise ConfigError(
-                f"guide_draws={self.guide_draws} draws nothing without a weight; set guide_weight above 0"
-            )
         if self.guide_weight and (self.method, self.batch, self.context, self.em_tokens) != (
             "em",
             "sentences",

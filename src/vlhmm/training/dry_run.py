@@ -27,6 +27,8 @@ def dry_run(
 ) -> dict[str, Any]:
     """Parameters, peak memory and seconds an epoch, from two steps or `seconds` of training."""
     refuse_guide(corpus, config, teacher)
+    if config.training.guide_text:
+        corpus = corpus._replace(extra=corpus.train)  # what a teacher writes costs as much to read
     if blocks is None:
         blocks = make_blocks(config.model, corpus.train.tokens, corpus.vocabulary, config.training.seed)
     with tempfile.TemporaryDirectory() as scratch:

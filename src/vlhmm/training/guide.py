@@ -10,9 +10,11 @@ With weight w the E-step takes posteriors under p(x, z) prod_t e_t(z_t)^w, as if
 goes to zero before training ends: what is trained is an HMM like any other, and the teacher is not needed to use it.
 
 The teacher can also speak: words that it draws after every token are counted beside those of the text, as branches of
-one word each, with the evidence of the vector after them.
+one word each, with the evidence of the vector after them. Or it writes a text of its own, of which every E-step reads
+a part beside the whole of the training text.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from vlhmm import inference
 from vlhmm.data.batches import Batch
+from vlhmm.data.text import Text
 from vlhmm.inference import Chain, ChannelCounts, ChannelPotentials, Counts, Forward, Potentials
 from vlhmm.model.hmm import Kept
 
@@ -39,6 +42,9 @@ class Teacher(Protocol):
         self, tokens: Int[Tensor, "row time"], num_draws: int, generator: torch.Generator
     ) -> tuple[Int[Tensor, "row time draw"], Float[Tensor, "row time draw width"]]:
         """Words drawn to follow each token, and the vectors after them."""
+
+    def sample(self, num_tokens: int, generator: torch.Generator, *, progress: Callable[[int, int], None]) -> Text:
+        """About so many tokens of text that it writes; `progress` hears how much of how much is done."""
 
 
 class Guided(NamedTuple):

@@ -1,4 +1,5 @@
-"""A run's folder: config.json, vocabulary.txt, blocks.tsv, model.safetensors, calibration.json, journal.jsonl, checkpoint/.
+"""A run's folder: config.json, vocabulary.txt, blocks.tsv, model.safetensors, calibration.json, journal.jsonl, checkpoint/;
+and teacher.txt.gz, what a teacher wrote for it.
 
 Every file is written to a temporary name, synced and renamed: a kill at any moment leaves the old
 one or the new one. Nothing is pickled; loading runs no code from the files.
@@ -33,7 +34,7 @@ class RunFolder:
         self.config_path, self.vocabulary_path = self.path / "config.json", self.path / "vocabulary.txt"
         self.blocks_path, self.model_path = self.path / "blocks.tsv", self.path / "model.safetensors"
         self.journal_path, self.checkpoint_path = self.path / "journal.jsonl", self.path / "checkpoint"
-        self.calibration_path = self.path / "calibration.json"
+        self.calibration_path, self.text_path = self.path / "calibration.json", self.path / "teacher.txt.gz"
 
     # ---- what a run is
 

@@ -21,6 +21,8 @@ from vlhmm.blocks.structure import Blocks
 from vlhmm.config import to_dict
 from vlhmm.data.batches import Batch
 from vlhmm.data.corpora import Corpus
+from vlhmm.data.text import Text, encode, read_lines, write_text
+from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, TrainingError
 from vlhmm.evaluation.perplexity import evaluate, perplexity
 from vlhmm.inference import Counts
@@ -199,11 +201,9 @@ class Trainer:
         if not num_draws:
             return
         self.note(f"the teacher draws {num_draws} words after every token: some minutes a million tokens")
-        by_batch, shown = [], time.monotonic()
+        by_batch, progress = [], now_and_then(self.note, "the teacher has drawn")
         for number, batch in enumerate(batches):
-            if time.monotonic() - shown > NOTE_SECONDS:
-                self.note(f"the teacher has drawn {number / len(batches):.0%}")
-                shown = time.monotonic()
+            progress(number, len(batches))
             by_batch.append(
                 what_is_said(
                     self.teacher,
@@ -434,6 +434,19 @@ def reduce_carry(carry: Carry | None, kept: Kept) -> Carry | None:
     return Carry(carry.group, torch.where(total > 1e-6, alpha / total.clamp(min=1e-30), uniform))
 
 
+def now_and_then(note: Callable[[str], None], what: str) -> Callable[[int, int], None]:
+    """Says how far something long is, if the last word about it was a while ago."""
+    said = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal said
+        if time.monotonic() - said > NOTE_SECONDS:
+            note(f"{what} {done / total:.0%}")
+            said = time.monotonic()
+
+    return progress
+
+
 @kept_memory()
 def train(
     corpus: Corpus,
@@ -459,6 +472,9 @@ def train(
     began = time.monotonic()
     folder = RunFolder(out)
     blocks = open_run(folder, corpus, config, blocks, described or {}, note, teacher)
+    if config.training.guide_text:
+        assert teacher is not None
+        corpus = corpus._replace(extra=text_of(teacher, config.training, folder, corpus.vocabulary, note))
     trainer = Trainer(corpus, config, folder, blocks, device, memory, teacher, note)
     if trainer.restore():
         note(f"continuing {folder.path} at step {trainer.step} of {trainer.total_steps}")
@@ -570,8 +586,9 @@ def refuse_guide(corpus: Corpus, config: RunConfig, teacher: Teacher | None) -> 
         raise ConfigError("a teacher without training.guide_weight has no say; set it above 0")
     if weight and config.model.constraint == "uniform":
         raise ConfigError("a guide cannot be used with model.constraint=uniform")
-    if config.training.guide_draws and corpus.extra is not None:
-        raise ConfigError("training.guide_draws cannot be used with an extra text: leave one of them out")
+    for name in ("guide_draws", "guide_text"):
+        if getattr(config.training, name) and corpus.extra is not None:
+            raise ConfigError(f"training.{name} cannot be used with an extra text: leave one of them out")
 
 
 def open_run(
@@ -613,6 +630,22 @@ def open_run(
         },
     )
     return blocks
+
+
+def text_of(
+    teacher: Teacher,
+    settings: TrainingConfig,
+    folder: RunFolder,
+    vocabulary: Vocabulary,
+    note: Callable[[str], None],
+) -> Text:
+    """The text that the teacher writes for a run, kept in its folder."""
+    if not folder.text_path.exists():
+        note(f"the teacher writes {settings.guide_text:,} tokens: a minute or two a million")
+        progress = now_and_then(note, "the teacher has written")
+        text = teacher.sample(settings.guide_text, generator_for(settings.seed, "text", 0), progress=progress)
+        write_text(folder.text_path, text, vocabulary)
+    return encode(read_lines(folder.text_path), vocabulary)
 
 
 def sum_of_vectors(corpus: Corpus, teacher: Teacher) -> float:
