@@ -34,6 +34,8 @@ examples:
   vlhmm train ptb --preset em-ptb --guide runs/lstm --out runs/guided           its states begin as an LSTM's contexts
   vlhmm train ptb --preset em-ptb --guide runs/lstm --set training.guide_draws=6 --out runs/taught
                                                                        and learns the words the LSTM would go on with
+  vlhmm train ptb --preset em-ptb --guide runs/lstm --set training.guide_text=5500000 --out runs/read
+                                                                       and reads what the LSTM writes
   vlhmm train ptb --preset em-ptb --dry-run                            parameters, memory, time; nothing is written
 
 presets (vlhmm train --list-presets shows them with their settings):
