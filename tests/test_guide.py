@@ -397,6 +397,17 @@ def test_a_few_lines_are_enough_with_a_teacher_that_speaks(files, texts, tmp_pat
     assert read.best_valid < 0.9 * silent.best_valid
 
 
+@pytest.mark.parametrize("change, times", [("training.guide_draws=2", 3), ("training.guide_text=2000", 3)])
+def test_evidence_beyond_the_memory_is_refused(texts, tmp_path, change, times):
+    """Of tokens with all that is drawn or written beside them, which no E-step holds at once."""
+    speaks = RemembersFirst(texts.vocabulary)
+    about = 2 * 4 * times * texts.train.num_tokens  # 16 states in 4 blocks; the text has about 1,000 tokens
+    with pytest.raises(ConfigError, match="raise --memory, or take fewer draws"):
+        train(texts, guided_config(change), tmp_path / "run", teacher=speaks, memory=int(0.8 * about))
+    enough = 10 * about  # for tiles and counts, too
+    assert train(texts, guided_config(change), tmp_path / "run", teacher=speaks, memory=enough).finished
+
+
 def test_misuse_is_refused(texts, tmp_path):
     with pytest.raises(ConfigError, match="needs a teacher: --guide RUN"):
         train(texts, guided_config(), tmp_path / "run")

@@ -193,6 +193,7 @@ class Trainer:
         assert self.teacher is not None
         generator = generator_for(self.settings.seed, "guide", 0)
         num_slots, num_draws = self.blocks.states_per_group, self.settings.guide_draws
+        self.refuse_large_evidence()
         self.note("the teacher reads the training text and its vectors are clustered: a minute or so a million tokens")
         evidence, self.clusters = make_evidence(
             self.teacher, batches, self.group_of_word, self.hmm.num_alive, num_slots, generator
@@ -217,6 +218,17 @@ class Trainer:
                 )
             )
         self.said = [list(draw) for draw in zip(*by_batch, strict=True)]
+
+    def refuse_large_evidence(self) -> None:
+        """An error if what is kept of the teacher, two bytes a token and state of its block, is beyond the budget."""
+        of_extra = self.corpus.extra.num_tokens if self.corpus.extra is not None else 0
+        tokens = self.corpus.train.num_tokens * (1 + self.settings.guide_draws) + of_extra
+        needed = 2 * tokens * self.blocks.states_per_group
+        if self.memory is not None and needed > self.memory:
+            raise ConfigError(
+                f"a guide's evidence about {tokens:,} tokens needs {needed / 1e9:.1f} GB, the memory budget is "
+                f"{self.memory / 1e9:.1f} GB; raise --memory, or take fewer draws, less text or fewer states per block"
+            )
 
     def guided(self, batches: list[Batch], kept: Kept) -> Guided | None:
         """What the teacher gives to this step; None without a teacher, and when its time is over."""
