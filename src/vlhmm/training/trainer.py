@@ -221,8 +221,9 @@ class Trainer:
 
     def refuse_large_evidence(self) -> None:
         """An error if what is kept of the teacher, two bytes a token and state of its block, is beyond the budget."""
-        of_extra = self.corpus.extra.num_tokens if self.corpus.extra is not None else 0
-        tokens = self.corpus.train.num_tokens * (1 + self.settings.guide_draws) + of_extra
+        extra, settings = self.corpus.extra, self.settings
+        of_extra = settings.guide_text or (extra.num_tokens if extra is not None else 0)
+        tokens = self.corpus.train.num_tokens * (1 + settings.guide_draws) + of_extra
         needed = 2 * tokens * self.blocks.states_per_group
         if self.memory is not None and needed > self.memory:
             raise ConfigError(
