@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -395,6 +396,19 @@ def test_a_few_lines_are_enough_with_a_teacher_that_speaks(files, texts, tmp_pat
     assert heard.best_valid < 0.9 * silent.best_valid
     read = train(corpus, guided_config(*change, "training.guide_text=400"), tmp_path / "read", teacher=speaks)
     assert read.best_valid < 0.9 * silent.best_valid
+
+
+def test_writing_takes_time_once(texts, tmp_path):
+    class Slow(RemembersFirst):
+        def sample(self, num_tokens, generator, *, progress):
+            time.sleep(1.5)
+            return super().sample(num_tokens, generator, progress=progress)
+
+    config, teacher = guided_config("training.guide_text=50", "training.epochs=2"), Slow(texts.vocabulary)
+    stops = iter([False, True])
+    begun = train(texts, config, tmp_path, teacher=teacher, should_stop=lambda: next(stops))
+    assert 1.5 < begun.seconds and not begun.finished
+    assert train(texts, config, tmp_path, teacher=teacher).seconds - begun.seconds < 1.5
 
 
 @pytest.mark.parametrize("change, times", [("training.guide_draws=2", 3), ("training.guide_text=2000", 3)])

@@ -485,6 +485,7 @@ def train(
     began = time.monotonic()
     folder = RunFolder(out)
     blocks = open_run(folder, corpus, config, blocks, described or {}, note, teacher)
+    sitting = time.monotonic()
     if config.training.guide_text:
         assert teacher is not None
         corpus = corpus._replace(extra=text_of(teacher, config.training, folder, corpus.vocabulary, note))
@@ -499,8 +500,9 @@ def train(
                 "steps": trainer.total_steps,
             }
         )
-    before, sitting, saved = trainer.elapsed, time.monotonic(), time.monotonic()
-    mark_time, mark_tokens, tokens = time.monotonic(), 0, 0
+    before, saved = trainer.elapsed, time.monotonic()
+    stepping = mark_time = time.monotonic()
+    mark_tokens = tokens = 0
     steps_before, stopped_by, shown = trainer.step, None, 0.0
     while trainer.step < trainer.total_steps:
         if should_stop():
@@ -517,7 +519,7 @@ def train(
         speed = (tokens - mark_tokens) / max(1e-9, now - mark_time)
         checked = trainer.step % trainer.check_every == 0 or trainer.step == trainer.total_steps
         is_best = trainer.check() if checked else False
-        per_step = (time.monotonic() - sitting) / (trainer.step - steps_before)
+        per_step = (time.monotonic() - stepping) / (trainer.step - steps_before)
         status = Status(
             step=trainer.step,
             total_steps=trainer.total_steps,
