@@ -125,7 +125,7 @@ def enumerated_branches(potentials, kept, evidence, prepared, said, group_of_wor
     return emitted, moved
 
 
-def evidence_of(hmm, blocks, prepared, batches):
+def evidence_of(hmm, blocks, batches):
     generator, group_of_word = torch.Generator().manual_seed(0), torch.from_numpy(blocks.group_of_word)
     return make_evidence(teacher, batches, group_of_word, hmm.num_alive, blocks.states_per_group, generator)
 
@@ -146,7 +146,7 @@ KINDS = ["block-factored-coded", "paper", "scalar", "none", "uneven-block-factor
 def test_guided_counts_are_those_of_enumeration(kind, dropout):
     hmm, blocks = small_hmm(kind)
     batches, prepared = prepared_lines(blocks)
-    evidence, _ = evidence_of(hmm, blocks, prepared, batches)
+    evidence, _ = evidence_of(hmm, blocks, batches)
     kept = kept_states(hmm, blocks, dropout)
     with torch.no_grad():
         potentials = hmm.potentials(kept)
@@ -172,7 +172,7 @@ def test_counts_of_what_is_said_are_those_of_enumeration(kind, dropout):
     hmm, blocks = small_hmm(kind)
     batches, prepared = prepared_lines(blocks)
     group_of_word, num_slots = torch.from_numpy(blocks.group_of_word), blocks.states_per_group
-    evidence, clusters = evidence_of(hmm, blocks, prepared, batches)
+    evidence, clusters = evidence_of(hmm, blocks, batches)
     draw = torch.Generator().manual_seed(1)
     said = [
         what_is_said(teacher, batch.tokens, batch.lengths, clusters, group_of_word, num_slots, 2, draw)[1]
@@ -202,9 +202,9 @@ def test_counts_of_what_is_said_are_those_of_enumeration(kind, dropout):
 
 def test_every_token_but_a_lines_last_is_followed_by_its_own_draws():
     hmm, blocks = small_hmm("uneven-block-factored")
-    batches, prepared = prepared_lines(blocks)
+    batches, _ = prepared_lines(blocks)
     group_of_word, num_slots = torch.from_numpy(blocks.group_of_word), blocks.states_per_group
-    _, clusters = evidence_of(hmm, blocks, prepared, batches)
+    _, clusters = evidence_of(hmm, blocks, batches)
     for batch in batches:
         drawn, vectors = teacher.draws_after(batch.tokens, 3, torch.Generator().manual_seed(1))
         generator = torch.Generator().manual_seed(1)
@@ -241,7 +241,7 @@ def test_evidence_is_its_formula(monkeypatch):
     batches, prepared = prepared_lines(blocks)
     centres = torch.tensor([[5.0, 0.0, 0.0], [0.0, 5.0, 0.0], [0.0, 0.0, 5.0], [5.0, 5.0, 5.0]])
     monkeypatch.setattr(guide_module, "k_means", lambda _vectors, number, _generator: centres[:number])
-    evidence = torch.cat(evidence_of(hmm, blocks, prepared, batches)[0])
+    evidence = torch.cat(evidence_of(hmm, blocks, batches)[0])
     vectors = torch.cat([teacher.vectors_after(batch.tokens).flatten(0, 1) for batch in batches])
     group, live = (
         torch.cat([part.flatten() for part in parts])
