@@ -29,7 +29,7 @@ def row_times(row, matrix, out):
 def times_column(matrix, column, out):
     """out = matrix @ column; four rows at once share what is read of the column."""
     size, width = matrix.shape
-    even, zero = size - size % 4, matrix[0, 0] * 0  # of the tables' type
+    even, zero = size - size % 4, matrix.dtype.type(0)  # a literal 0 would make sums of float32 float64
     for i in range(0, even, 4):
         s0 = s1 = s2 = s3 = zero
         for r in range(width):
@@ -51,7 +51,7 @@ def forward_rows(
     first, last, start, emission, leave, source, target, from_row, to_row,
     start_of, emit_of, edge_of, lengths, carry, alpha, scale, leaving, through,
 ):  # fmt: skip
-    size = source.shape[1]
+    size, zero = source.shape[1], emission.dtype.type(0)
     for b in range(first, last):
         for t in range(lengths[b]):
             edge, word = edge_of[b, t], emit_of[b, t]
@@ -64,7 +64,7 @@ def forward_rows(
                     leaving[b, t, i] = before[i] * leave[edge, i]
                 row_times(leaving[b, t], source[from_row[edge]], through[b, t])
                 times_column(target[to_row[edge]], through[b, t], alpha[b, t])
-            total = emission[word, 0] * 0
+            total = zero
             for j in range(size):
                 alpha[b, t, j] *= emission[word, j]
                 total += alpha[b, t, j]
@@ -79,12 +79,12 @@ def backward_rows(
     first, last, emission, leave, source, target, from_row, to_row,
     emit_of, edge_of, lengths, alpha, scale, leaving, posterior, before, right, back,
 ):  # fmt: skip
-    size = source.shape[1]
+    size, zero, one = source.shape[1], emission.dtype.type(0), emission.dtype.type(1)
     for b in range(first, last):
         beta = np.ones_like(alpha[b, 0])
         for t in range(lengths[b] - 1, -1, -1):
             edge, word = edge_of[b, t], emit_of[b, t]
-            inverse = 1 / scale[b, t] if scale[b, t] > 0 else scale[b, t] * 0
+            inverse = one / scale[b, t] if scale[b, t] > 0 else zero
             for j in range(size):
                 posterior[b, t, j] = alpha[b, t, j] * beta[j]
                 right[b, t, j] = emission[word, j] * beta[j] * inverse

@@ -70,22 +70,55 @@ def even_bounds(weights: np.ndarray, parts: int | None = None) -> np.ndarray:
 
 
 @kernel
+def link_by_tile(first, last, t, lengths, edge_of, head, after, entered):
+    """Links the rows that go through the same tile at time t: head[tile], then after[row - first], until -1.
+
+    The first tiles in `entered` are those that have rows; returns how many. Tiles come from memory at a tenth of the
+    speed of the arithmetic, so rows that need the same one should take turns at it.
+    """
+    num_entered = 0
+    for b in range(last - 1, first - 1, -1):
+        edge = edge_of[b, t] if t < lengths[b] else -1
+        if edge >= 0:
+            if head[edge] < 0:
+                entered[num_entered] = edge
+                num_entered += 1
+            after[b - first] = head[edge]
+            head[edge] = b
+    return num_entered
+
+
+@kernel
+def widest(row, first, t, after, widths, emit_of, size):
+    """How many states the linked rows come from and go to at time t: (left, right)."""
+    left = right = 0
+    while row >= 0:
+        left = max(left, widths[emit_of[row, t - 1]] if t > 0 else size)
+        right = max(right, widths[emit_of[row, t]])
+        row = after[row - first]
+    return left, right
+
+
+@kernel
 def forward_rows(first, last, start, emission, widths, tiles, start_of, emit_of, edge_of, lengths, carry, alpha, scale):
-    size = emission.shape[1]
-    for b in range(first, last):
-        for t in range(lengths[b]):
-            edge, word = edge_of[b, t], emit_of[b, t]
-            width = widths[word]
-            if edge < 0:
+    size, zero = emission.shape[1], emission.dtype.type(0)  # a literal 0 would make sums of float32 float64
+    head = np.full(tiles.shape[0], -1)
+    after, entered = np.empty(last - first, np.int64), np.empty(last - first, np.int64)
+    for t in range(lengths[first:last].max()):
+        for b in range(first, last):
+            if t < lengths[b]:
+                fresh = edge_of[b, t] < 0
                 for j in range(size):
-                    alpha[b, t, j] = start[start_of[b, t], j]
-            else:
-                before = alpha[b, t - 1] if t > 0 else carry[b]
-                left = widths[emit_of[b, t - 1]] if t > 0 else size
-                even = left - left % 4
-                for j in range(size):
-                    alpha[b, t, j] = 0
-                for i in range(0, even, 4):
+                    alpha[b, t, j] = start[start_of[b, t], j] if fresh else zero
+        for n in range(link_by_tile(first, last, t, lengths, edge_of, head, after, entered)):
+            edge = entered[n]
+            rows, head[edge] = head[edge], -1
+            left, width = widest(rows, first, t, after, widths, emit_of, size)
+            even = left - left % 4
+            for i in range(0, even, 4):
+                b = rows
+                while b >= 0:
+                    before = alpha[b, t - 1] if t > 0 else carry[b]
                     a0, a1, a2, a3 = before[i], before[i + 1], before[i + 2], before[i + 3]
                     for j in range(width):
                         alpha[b, t, j] += (
@@ -94,53 +127,74 @@ def forward_rows(first, last, start, emission, widths, tiles, start_of, emit_of,
                             + a2 * tiles[edge, i + 2, j]
                             + a3 * tiles[edge, i + 3, j]
                         )
-                for i in range(even, left):
+                    b = after[b - first]
+            for i in range(even, left):
+                b = rows
+                while b >= 0:
+                    a0 = alpha[b, t - 1, i] if t > 0 else carry[b, i]
                     for j in range(width):
-                        alpha[b, t, j] += before[i] * tiles[edge, i, j]
-            total = alpha[b, t, 0] * 0
-            for j in range(size):
-                alpha[b, t, j] *= emission[word, j]
-                total += alpha[b, t, j]
-            scale[b, t] = total
-            if total > 0:
+                        alpha[b, t, j] += a0 * tiles[edge, i, j]
+                    b = after[b - first]
+        for b in range(first, last):
+            if t < lengths[b]:
+                word, total = emit_of[b, t], zero
                 for j in range(size):
-                    alpha[b, t, j] /= total
+                    alpha[b, t, j] *= emission[word, j]
+                    total += alpha[b, t, j]
+                scale[b, t] = total
+                if total > 0:
+                    for j in range(size):
+                        alpha[b, t, j] /= total
 
 
 @kernel
 def backward_rows(first, last, emission, widths, tiles, emit_of, edge_of, lengths, alpha, scale, posterior, right):
-    size = emission.shape[1]
-    for b in range(first, last):
-        beta = np.ones_like(alpha[b, 0])
-        for t in range(lengths[b] - 1, -1, -1):
-            edge, word = edge_of[b, t], emit_of[b, t]
-            inverse = 1 / scale[b, t] if scale[b, t] > 0 else scale[b, t] * 0
-            for j in range(size):
-                posterior[b, t, j] = alpha[b, t, j] * beta[j]
-                right[b, t, j] = emission[word, j] * beta[j] * inverse
-            if edge < 0:
-                for i in range(size):
-                    beta[i] = 1
-            else:
-                width = widths[word]
-                left = widths[emit_of[b, t - 1]] if t > 0 else size
-                even = left - left % 4
-                for i in range(left, size):
-                    beta[i] = 0
-                for i in range(0, even, 4):  # four rows of the tile at once share what is read of `right`
-                    s0 = s1 = s2 = s3 = beta[i] * 0
+    size, zero, one = emission.shape[1], emission.dtype.type(0), emission.dtype.type(1)
+    head = np.full(tiles.shape[0], -1)
+    after, entered = np.empty(last - first, np.int64), np.empty(last - first, np.int64)
+    betas = np.ones((last - first, size), emission.dtype)
+    for t in range(lengths[first:last].max() - 1, -1, -1):
+        for b in range(first, last):
+            if t < lengths[b]:
+                beta, word = betas[b - first], emit_of[b, t]
+                inverse = one / scale[b, t] if scale[b, t] > 0 else zero
+                for j in range(size):
+                    posterior[b, t, j] = alpha[b, t, j] * beta[j]
+                    right[b, t, j] = emission[word, j] * beta[j] * inverse
+                if edge_of[b, t] < 0:
+                    for i in range(size):
+                        beta[i] = one
+        for n in range(link_by_tile(first, last, t, lengths, edge_of, head, after, entered)):
+            edge = entered[n]
+            rows, head[edge] = head[edge], -1
+            left, width = widest(rows, first, t, after, widths, emit_of, size)
+            even = left - left % 4
+            for i in range(0, even, 4):  # four rows of the tile at once share what is read of `right`
+                t0, t1, t2, t3 = tiles[edge, i], tiles[edge, i + 1], tiles[edge, i + 2], tiles[edge, i + 3]
+                b = rows
+                while b >= 0:
+                    column = right[b, t]
+                    s0 = s1 = s2 = s3 = zero
                     for j in range(width):
-                        r = right[b, t, j]
-                        s0 += tiles[edge, i, j] * r
-                        s1 += tiles[edge, i + 1, j] * r
-                        s2 += tiles[edge, i + 2, j] * r
-                        s3 += tiles[edge, i + 3, j] * r
+                        r = column[j]
+                        s0 += t0[j] * r
+                        s1 += t1[j] * r
+                        s2 += t2[j] * r
+                        s3 += t3[j] * r
+                    beta = betas[b - first]
                     beta[i], beta[i + 1], beta[i + 2], beta[i + 3] = s0, s1, s2, s3
+                    b = after[b - first]
+            b = rows
+            while b >= 0:
+                beta = betas[b - first]
                 for i in range(even, left):
-                    total = beta[i] * 0
+                    total = zero
                     for j in range(width):
                         total += tiles[edge, i, j] * right[b, t, j]
                     beta[i] = total
+                for i in range(left, size):
+                    beta[i] = zero
+                b = after[b - first]
 
 
 @kernel
