@@ -1,6 +1,7 @@
 """Calibration: factors on logits, folded into the last layers, chosen on valid, kept beside the model."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from vlhmm.errors import CheckpointError, ConfigError
 from vlhmm.evaluation.perplexity import evaluate
 from vlhmm.model.tables import Tables
 from vlhmm.training import trainer as trainer_module
-from vlhmm.training.calibration import Factors, last_layers, scaled, search
+from vlhmm.training.calibration import MOST, Factors, last_layers, scaled, search
 from vlhmm.training.trainer import train
 
 FACTORS = Factors(emission=0.8, transition=0.7, within=1.3)
@@ -72,6 +73,29 @@ def test_search_finds_the_least_of_a_bowl():
     assert best == Factors(0.9, 0.75, 1.2) and value == bowl(best)
     assert asked[0] == Factors()  # never worse than the model as it was trained
     assert search(lambda f: 1.0, ("emission",)) == (Factors(), 1.0)
+
+
+def test_search_ends_where_there_is_no_least():
+    best, _ = search(lambda f: 100 + 1 / f.within - f.emission, ("emission", "within"))
+    assert best == Factors(emission=MOST, within=MOST)
+    assert search(lambda f: 100 - f.emission * 1e-6, ("emission",))[0] == Factors()  # rounding is no gain
+
+
+def test_calibration_can_be_stopped_and_begins_anew(toy, tmp_path):  # noqa: F811
+    config, asked = tiny("training.calibrate=true", "training.epochs=2"), []
+    stopped = train(toy, config, tmp_path, should_stop=lambda: (asked.append(1), len(asked) > 5)[1])
+    assert stopped.step == stopped.total_steps and stopped.stopped_by == "interrupt" and not stopped.finished
+    assert not (tmp_path / "calibration.json").exists()
+    again = train(toy, config, tmp_path)
+    assert again.finished and again.calibrated
+    assert evaluate(vlhmm.load(tmp_path), toy.valid, "reset").perplexity == pytest.approx(again.best_valid, rel=1e-5)
+
+
+def test_a_run_that_begins_anew_forgets_its_calibration(toy, tmp_path):  # noqa: F811
+    train(toy, tiny("training.calibrate=true"), tmp_path)
+    shutil.rmtree(tmp_path / "checkpoint")
+    plain = train(toy, tiny("training.calibrate=false"), tmp_path)
+    assert evaluate(vlhmm.load(tmp_path), toy.valid, "reset").perplexity == pytest.approx(plain.best_valid, rel=1e-5)
 
 
 @pytest.mark.parametrize("changes", [[], [*GRADIENT, "model.transition=softmax", "model.slot_code=0"]])

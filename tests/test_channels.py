@@ -87,6 +87,15 @@ def test_counts_equal_those_of_the_tiles(way, carried):
         assert_close(twice, 2 * count, rtol=1e-10, atol=1e-12, msg=lambda m, name=name: f"{name}: {m}")
 
 
+@pytest.mark.parametrize("way", [channels, channel_kernels])
+def test_impossible_text_has_no_nan(way):
+    potentials = tables(torch.float64)
+    silent, (chain, carry) = potentials._replace(emission=potentials.emission * 0), chain_and_carry(torch.float64)
+    counts = ChannelCounts.zeros_like(silent)
+    assert way.add_expected_counts(counts, silent, chain, carry).log_scale.sum() == -torch.inf
+    assert all(not count.isnan().any() for count in channels.finish_counts(counts, silent))
+
+
 def test_kernels_are_the_same_on_one_thread_and_on_two():
     potentials, (chain, carry) = tables(torch.float32), chain_and_carry(torch.float32)
     found, threads = [], torch.get_num_threads()

@@ -361,6 +361,16 @@ def test_usage_of_another_model_is_not_taken(run, name):
     assert count_rounds(model, run)[1] > 0
 
 
+def test_usage_of_a_model_before_its_calibration_is_not_taken(run):
+    model = model_of("uneven-block-factored", dtype=torch.float32)
+    for content in ("{}", '{"emission": 0.9}', None):
+        count_rounds(model, run)
+        (run / "calibration.json").unlink(missing_ok=True)
+        if content is not None:
+            (run / "calibration.json").write_text(content)
+        assert count_rounds(model, run)[1] > 0
+
+
 def test_a_damaged_usage_file_is_replaced(run):
     model = model_of("uneven-block-factored", dtype=torch.float32)
     (run / CACHE_NAME).write_bytes(b"not what it should be")

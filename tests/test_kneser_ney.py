@@ -198,6 +198,14 @@ def assert_same_model(got, expected, rtol):
         np.testing.assert_allclose(a.log_backoff, b.log_backoff, rtol=rtol, atol=0)
 
 
+def test_lines_shorter_than_the_order():
+    vocabulary = Vocabulary(("<eos>", "<unk>", "a", "b"))
+    for lines in ([["a"], ["b"], ["a"]], [[], []], [["a", "b"], []]):
+        text = encode(lines, vocabulary)
+        long, short = (evaluate(estimate(text, vocabulary, order), text, "reset") for order in (7, 4))
+        assert long.log_likelihood == pytest.approx(short.log_likelihood)
+
+
 @pytest.mark.parametrize("name", ["model.arpa", "model.arpa.gz"])
 @pytest.mark.parametrize("order", [1, 2, 4])
 def test_arpa_round_trip(tmp_path, name, order):

@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-import signal
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +17,7 @@ from vlhmm.baselines.softmax import cross_entropy, target_log_prob
 from vlhmm.baselines.training import BaselineConfig, build_model, default_config
 from vlhmm.cli import baseline as cli
 from vlhmm.data.corpora import Corpus
+from vlhmm.data.files import claimed
 from vlhmm.data.text import encode
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, QueryError, TrainingError
@@ -278,9 +278,10 @@ def test_training_goes_on_as_if_it_had_not_stopped(tmp_path, kind, context, way)
             with pytest.raises(Stop):
                 train_baseline(kind, texts, folder, config, progress=at_check(check, die))
     elif way == "interrupted":
+        asked: list[bool] = []
         with pytest.raises(KeyboardInterrupt):
-            stop = at_check(6, lambda: signal.raise_signal(signal.SIGINT))
-            train_baseline(kind, texts, folder, config, progress=stop)
+            ask = at_check(6, lambda: asked.append(True))
+            train_baseline(kind, texts, folder, config, progress=ask, should_stop=lambda: bool(asked))
     elif way == "time limit":
         for n in range(1, 4):
             result = train_baseline(kind, texts, folder, config, time_limit=0)
@@ -351,6 +352,27 @@ def test_damaged_folders_are_refused(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="no model.safetensors yet"):
         load_baseline(tmp_path)
+
+
+def test_a_model_knows_the_rule_it_was_trained_with(tmp_path):
+    for context in ("carry", "reset"):
+        train_baseline("ff", corpus(), tmp_path / context, small("ff", epochs=1, context=context))
+        assert load_baseline(tmp_path / context).rule == context
+
+
+def test_a_journal_that_lost_its_end_is_not_padded(tmp_path):
+    config, journal = small("ff", epochs=1, schedule="plateau"), tmp_path / "journal.jsonl"
+    train_baseline("ff", corpus(), tmp_path, config)
+    kept = journal.read_text().splitlines(keepends=True)[0]
+    journal.write_text(kept)
+    train_baseline("ff", corpus(), tmp_path, replace(config, epochs=2))
+    assert journal.read_text().startswith(kept) and "\0" not in journal.read_text()
+
+
+def test_a_folder_that_another_process_trains_in_is_refused(tmp_path):
+    with claimed(tmp_path) as ours, pytest.raises(CheckpointError, match="another process is training in"):
+        assert ours
+        train_baseline("ff", corpus(), tmp_path, small("ff", epochs=1))
 
 
 def test_a_loss_that_is_not_finite_stops_training(tmp_path, monkeypatch):

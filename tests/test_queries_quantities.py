@@ -230,6 +230,12 @@ def test_a_broken_model_is_found_out(what):
     assert not all(check.passed for check in verify(model))
 
 
+def test_nan_is_never_exact(monkeypatch):
+    monkeypatch.setattr("vlhmm.queries.verification._sums", lambda model, texts: [0.0, math.nan, 0.0])
+    checks = verify(random_model(4, num_words=4, num_groups=3, size=3))
+    assert [check.name for check in checks if not check.passed] == ["next words sum to one"]
+
+
 def test_the_bench_gives_its_four_figures():
     found = bench_queries(real_model("block-factored", "reset"))
     assert set(found) == {"next_ms", "sample_tokens_per_s", "infill_1_s", "infill_5_s"}

@@ -21,6 +21,7 @@ from torch.testing import assert_close
 from models import small_hmm
 from vlhmm.config import override
 from vlhmm.data.corpora import Corpus, load_texts
+from vlhmm.data.files import claimed, replace_atomically
 from vlhmm.data.text import encode
 from vlhmm.data.vocabulary import EOS, UNK, Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, TrainingError
@@ -29,6 +30,7 @@ from vlhmm.experiments.presets import PRESETS, preset
 from vlhmm.training import trainer as trainer_module
 from vlhmm.training.config import TrainingConfig
 from vlhmm.training.expectation import expectation, expected_log_likelihood, prepare
+from vlhmm.training.make_blocks import make_blocks
 from vlhmm.training.plan import make_plan
 from vlhmm.training.schedule import Plateau, rate_at
 from vlhmm.training.trainer import Trainer, load_hmm, train
@@ -158,8 +160,10 @@ def test_resuming_at_any_step_gives_the_same_bits(toy, tmp_path):
             return steps % 4 == 0
 
         for _ in range(100):
-            if train(toy, config, tmp_path / f"{name}-parts", should_stop=stop_now).finished:
+            parts = train(toy, config, tmp_path / f"{name}-parts", should_stop=stop_now)
+            if parts.step == parts.total_steps:
                 break
+        assert train(toy, config, tmp_path / f"{name}-parts").finished  # what is left may be to calibrate
         assert_same_bits(final_weights(tmp_path / name), final_weights(tmp_path / f"{name}-parts"))
         finals = [
             load_file(next((tmp_path / run / "checkpoint").glob("*.safetensors"))) for run in (name, f"{name}-parts")
@@ -343,6 +347,75 @@ def test_non_finite_loss_stops_with_its_position_and_keeps_the_checkpoint(toy, t
     state = json.loads((tmp_path / "run" / "checkpoint" / "state.json").read_text())
     assert state["step"] == 5
     assert train(toy, config, tmp_path / "run").finished
+
+
+def test_parameters_that_are_not_finite_are_no_checkpoint(toy, tmp_path):
+    config = tiny("training.rate=1e38", "training.warmup_steps=0", "training.checkpoint_seconds=0.0001")
+    with pytest.raises(TrainingError, match="not finite"):
+        train(toy, config, tmp_path / "run")
+    for path in (tmp_path / "run").glob("checkpoint/*.safetensors"):
+        tensors = load_file(path)
+        assert all(t.isfinite().all() for name, t in tensors.items() if name.startswith("model."))
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["beta2=2", "epochs=inf", "weight_decay=-1", "state_decay=-1", "warmup_steps=-5", "checkpoint_seconds=nan",
+     "smoothing=-3", "smoothing=5", "seed=-1"],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused_by_name(change):
+    with pytest.raises(ConfigError, match=change.split("=")[0]):
+        tiny(f"training.{change}")
+
+
+def test_no_setting_is_silently_without_effect():
+    scalar = ["model.parameterization=scalar", "training.optimizer=closed-form", "training.state_dropout=0"]
+    with pytest.raises(ConfigError, match="average=0"):
+        tiny(*scalar, "training.embedding_dropout=0", "training.average=0.9")
+    with pytest.raises(ConfigError, match="slot_code"):
+        tiny("model.slot_code=-1")
+    with pytest.raises(ConfigError, match="format_version"):
+        tiny("format_version=7")
+
+
+def test_every_epoch_reads_every_token_once(toy):
+    settings = tiny("training.em_tokens=300", "training.batch_tokens=64").training
+    plan = make_plan(toy.train, settings, toy.vocabulary.eos)
+    for epoch in range(8):
+        steps = plan(epoch)
+        assert len(steps) == len(plan(0))
+        assert sum(int(batch.lengths.sum()) for step in steps for batch in step) == toy.train.num_tokens
+
+
+def test_other_texts_and_other_blocks_are_refused(toy, tmp_path):
+    train(toy, tiny(), tmp_path / "run")
+    for other in (toy._replace(train=toy.valid), toy._replace(valid=toy.train)):
+        with pytest.raises(ConfigError, match="another training or validation text"):
+            train(other, tiny(), tmp_path / "run")
+    blocks = make_blocks(tiny("model.constraint=frequency").model, toy.train.tokens, toy.vocabulary, 0)
+    with pytest.raises(ConfigError, match="other blocks"):
+        train(toy, tiny(), tmp_path / "run", blocks=blocks)
+
+
+def test_a_folder_that_another_process_trains_in_is_refused(toy, tmp_path):
+    with claimed(tmp_path) as ours, pytest.raises(CheckpointError, match="another process is training in"):
+        assert ours
+        train(toy, tiny(), tmp_path)
+
+
+def test_what_a_killed_process_left_half_written_is_no_obstacle(toy, tmp_path):
+    with pytest.raises(RuntimeError), replace_atomically(tmp_path / "run" / "blocks.tsv") as temporary:
+        os.link(temporary, temporary.with_name(f".left{temporary.suffix}"))  # as a kill leaves it
+        raise RuntimeError
+    assert len(list((tmp_path / "run").iterdir())) == 1
+    assert train(toy, tiny("training.epochs=1"), tmp_path / "run").step == 1
+    assert not [path for path in (tmp_path / "run").rglob("*") if path.name.startswith(".")]
+
+
+def test_a_refused_run_leaves_no_folder(toy, tmp_path):
+    with pytest.raises(ConfigError):
+        train(toy, tiny("model.num_blocks=16"), tmp_path / "a" / "run")
+    assert not (tmp_path / "a" / "run").exists()
 
 
 def test_another_runs_folder_is_refused(toy, tmp_path):

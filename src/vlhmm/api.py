@@ -24,8 +24,8 @@ class Model(QueryMethods, HMMLanguageModel):
         return evaluate(self, text, context or self.rule, streams)  # type: ignore[arg-type]
 
 
-def load(run: str | Path, memory: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
-    """The model of a run folder: an HMM (`Model`), or a baseline behind the same protocol."""
+def load(run: str | Path, memory: int | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
+    """The model of a run folder: an HMM (`Model`) on that device, or a baseline, on the CPU, behind the same protocol."""
     path = Path(run)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; expected the folder of a run, made by vlhmm train --out {path}")
@@ -35,7 +35,7 @@ def load(run: str | Path, memory: int | None = None, dtype: torch.dtype = torch.
         return load_baseline(path)
     hmm, folder, config = load_hmm(path)
     with torch.no_grad():
-        potentials = hmm.to(dtype).potentials()
+        potentials = hmm.to(device, dtype).potentials()
     tables = Tables(potentials, folder.blocks(folder.vocabulary()))
     return Model(folder.vocabulary(), tables, config.training.context, memory or DEFAULT_MEMORY)
 

@@ -53,6 +53,11 @@ class KneserNey:
         return len(self.levels)
 
     @property
+    def rule(self) -> str:
+        """The context rule it was estimated under."""
+        return "reset"
+
+    @property
     def num_ngrams(self) -> int:
         """n-grams of all orders that have a probability."""
         return sum(len(level.keys) for level in self.levels) - 1  # <s> alone is never predicted

@@ -23,6 +23,8 @@ from vlhmm.errors import QueryError
 class NeuralLanguageModel(nn.Module, ABC):
     """A `LanguageModel` with weights to learn."""
 
+    rule = "reset"  # the context rule it was trained with
+
     def __init__(self, vocabulary: Vocabulary, hidden_size: int, dropout: float, drops_segments: bool = False) -> None:
         super().__init__()
         self.vocabulary = vocabulary

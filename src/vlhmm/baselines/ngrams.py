@@ -41,7 +41,9 @@ def look_up(levels: tuple[Level, ...], words: np.ndarray, eos: int) -> np.ndarra
         before = np.full_like(context, -1)
         before[:, 1:] = context[:, :-1]
         index = find(level.keys, before * width + words)  # a missing context, -1, makes a key below zero
-        backed_off = log_prob + np.where(before >= 0, below.log_backoff[before], 0.0)
+        backed_off = log_prob
+        if len(below.keys):  # not where all lines are shorter than the order
+            backed_off = log_prob + np.where(before >= 0, below.log_backoff[before], 0.0)
         log_prob = np.where(index >= 0, level.log_prob[index], backed_off) if len(level.keys) else backed_off
         context = np.where(is_end, -1, index)  # no n-gram has <s> but in front
     return log_prob

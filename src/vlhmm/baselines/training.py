@@ -11,11 +11,9 @@ import hashlib
 import json
 import math
 import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +29,7 @@ from vlhmm.baselines.runs import Run, read_run, read_tensors, write_run, write_t
 from vlhmm.config import from_dict, to_dict
 from vlhmm.data.batches import Batch, sentence_batches, stream_batches
 from vlhmm.data.corpora import Corpus
+from vlhmm.data.files import owned_folder
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, TrainingError
 from vlhmm.evaluation.perplexity import evaluate, perplexity
@@ -141,6 +140,7 @@ def load_baseline(run_dir: str | Path) -> LanguageModel:
     if not path.exists():
         raise CheckpointError(f"{run_dir} has no model.safetensors yet: training stopped before the first validation")
     _put(model, read_tensors(path)[0], path)
+    model.rule = run.settings.get("context", BaselineConfig().context)
     return model
 
 
@@ -152,17 +152,19 @@ def train_baseline(
     config: BaselineConfig | None = None,
     time_limit: float | None = None,
     progress: Progress | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> TrainingResult:
     """The model of kind ff or lstm that is best on corpus.valid; `out_dir`, if any, becomes its run folder.
 
     Called again with the same folder, training goes on where it stopped; more epochs may then be asked for,
     but nothing else may change. `time_limit` is in seconds, for this call. `progress` gets what goes to
-    journal.jsonl, and a step event a second.
+    journal.jsonl, and a step event a second. When `should_stop` says so, a checkpoint is written and
+    KeyboardInterrupt raised.
     """
-    config = config or default_config(kind)
-    trainer = _Trainer(kind, corpus, None if out_dir is None else Path(out_dir), config, progress)
-    with _deferred_interrupt() as is_interrupted:
-        return trainer.run(math.inf if time_limit is None else time_limit, is_interrupted)
+    config, folder = config or default_config(kind), None if out_dir is None else Path(out_dir)
+    with nullcontext() if folder is None else owned_folder(folder):
+        trainer = _Trainer(kind, corpus, folder, config, progress)
+        return trainer.run(math.inf if time_limit is None else time_limit, should_stop)
 
 
 @dataclass
@@ -208,20 +210,20 @@ class _Trainer:
         if folder is not None:
             self._open_folder(kind, folder)
 
-    def run(self, time_limit: float, is_interrupted: Callable[[], bool]) -> TrainingResult:
+    def run(self, time_limit: float, should_stop: Callable[[], bool]) -> TrainingResult:
         """The result, after the last epoch or at the time limit."""
         if self._is_done():
             return self._result()
         began = saved = shown = time.monotonic()
         seconds_before = self.position.seconds
-        self._record("start", epoch=self._epochs(), step=self.position.step, parameters=self.model.num_parameters)
+        self._record("start", parameters=self.model.num_parameters, **self._state())
         while not self._is_done():
             check_due = self._step()
             if check_due:
                 self._check()
             now = time.monotonic()
             self.position.seconds = seconds_before + now - began
-            if is_interrupted():
+            if should_stop():
                 self._save()
                 raise KeyboardInterrupt
             if now - began >= time_limit:
@@ -396,7 +398,9 @@ class _Trainer:
             raise CheckpointError(f"{path} is not a whole checkpoint of this run: {error}") from None
         if self.position.best < math.inf:
             self.best_weights = read_tensors(folder / "model.safetensors")[0]
-        os.truncate(folder / "journal.jsonl", journal_bytes)  # what came later is done again
+        journal = folder / "journal.jsonl"
+        if journal.exists() and journal.stat().st_size > journal_bytes:
+            os.truncate(journal, journal_bytes)  # what came later is done again
 
 
 def _put(model: NeuralLanguageModel, tensors: dict[str, Tensor], path: Path) -> None:
@@ -436,24 +440,3 @@ def append_line(path: Path, line: str) -> None:
     """Nothing; afterwards the file ends in that line."""
     with open(path, "a", encoding="utf-8") as file:
         file.write(line + "\n")
-
-
-@contextmanager
-def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed, to be asked between two steps; pressed twice, it acts at once, as ever."""
-    pressed = False
-
-    def press(signum: int, frame: Any) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    if threading.current_thread() is not threading.main_thread():  # where Python allows no handlers
-        yield lambda: False
-        return
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from vlhmm.bench.contest import Timer, contest, paired_ratio
 from vlhmm.bench.hosts import Launch
 from vlhmm.bench.sizes import Sizes
+from vlhmm.data.files import replace_atomically
 from vlhmm.errors import ConfigError
 
 SERIES = {"states": "states, k fixed", "k": "states per block k, states fixed", "tokens": "tokens a step"}
@@ -156,4 +157,5 @@ def plot(points: list[dict[str, Any]], sizes: Sizes, path: str | Path) -> None:
         grid[1, column].set_xlabel(SERIES[name])
     base, _ = pair(sizes)
     figure.suptitle(f"block-factored HMM, by gradient; base: {base}, λ={sizes.state_dropout}, h={sizes.hidden_size}")
-    figure.savefig(path, dpi=120)
+    with replace_atomically(path) as temporary:
+        figure.savefig(temporary, dpi=120, format="png")

@@ -95,11 +95,11 @@ def _range(text: str) -> tuple[int, int | None]:
 
 def load_model(args: argparse.Namespace, run_folder: str | None = None) -> Any:
     """The HMM of a run, ready to be asked."""
-    setup(args)
+    device = setup(args)
     import vlhmm
 
     folder = run_folder or args.run_folder
-    model = vlhmm.load(folder, memory=args.memory)
+    model = vlhmm.load(folder, memory=args.memory, device=device)
     if not hasattr(model, "tables"):
         raise ConfigError(f"{folder} holds a baseline, which has no hidden states to ask; give a run of vlhmm train")
     return model

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vlhmm.cli.common import duration, token_progress, tokens
+from vlhmm.cli.common import duration, interruptible, seed, token_progress, tokens
 
 if TYPE_CHECKING:
     from vlhmm.data.corpora import Corpus
@@ -54,14 +54,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add("--epochs", type=int, metavar="N", help="ff and lstm: passes over TRAIN (default: 100 and 50)")
     add("--set", metavar="A=B", action="append", default=[], help="ff and lstm: change one setting; may be repeated")
     add("--samples", metavar="FILE", help="ff and lstm: then draw text from the model into FILE; .gz packs it")
-    add("--sample-tokens", type=tokens, default=1_000_000, metavar="N", help="how much to draw: 500k, 8M (default: 1M)")
+    add("--sample-tokens", type=tokens, metavar="N", help="how much to draw: 500k, 8M (default: 1M)")
     add("--context", choices=("reset", "carry"), help="ff and lstm: the rule to train by (default: carry)")
     add("--time-limit", type=duration, metavar="T", help="ff and lstm: stop after 90m, 2h, 45s ...")
     add("--max-vocab", type=int, metavar="N", help="keep the N most frequent words; others become <unk>")
     add("--min-count", type=int, default=1, metavar="N", help="keep words seen N times or more (default: 1)")
     add("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie")
     add("--format", choices=("text", "json"), default="text", help="json: one object (default: text)")
-    add("--seed", type=int, default=0, help="of weights and dropout; Kneser-Ney draws nothing (default: 0)")
+    add("--seed", type=seed, default=0, help="of weights and dropout; Kneser-Ney draws nothing (default: 0)")
     add("--threads", type=int, metavar="N", help="processor cores to use (default: all)")
     add("--quiet", action="store_true", help="no progress")
     parser.set_defaults(run=run)
@@ -99,13 +99,15 @@ def _refuse_foreign_options(args: argparse.Namespace) -> None:
     from vlhmm.errors import ConfigError
 
     foreign = {
-        "kn": ("epochs", "context", "time_limit", "samples", "set"),
+        "kn": ("epochs", "context", "time_limit", "samples", "sample_tokens", "set"),
         "ff": ("arpa",),
         "lstm": ("arpa", "order"),
     }[args.kind]
     for name in foreign:
         if getattr(args, name) not in (None, []):
             raise ConfigError(f"--{name.replace('_', '-')} means nothing to baseline {args.kind}; leave it out")
+    if args.sample_tokens is not None and args.samples is None:
+        raise ConfigError("--sample-tokens says how much --samples FILE is to have; give the file, or leave it out")
 
 
 def _read(args: argparse.Namespace) -> Corpus:
@@ -152,8 +154,8 @@ def _neural(args: argparse.Namespace, corpus: Corpus) -> tuple[LanguageModel, di
     given = {name: getattr(args, name) for name in ("order", "epochs", "context", "seed")}
     config = replace(default_config(args.kind), **{k: v for k, v in given.items() if v is not None})
     config = override(config, args.set)
-    with _progress(args.quiet, config.epochs) as progress:
-        result = train_baseline(args.kind, corpus, args.out, config, args.time_limit, progress)
+    with interruptible() as stop_asked, _progress(args.quiet, config.epochs) as progress:
+        result = train_baseline(args.kind, corpus, args.out, config, args.time_limit, progress, stop_asked)
     if not result.finished and not args.quiet:
         again = "; run the same command again to go on" if args.out else ""
         _say(f"stopped by the time limit after {result.epochs:.2f} of {config.epochs} epochs{again}")
@@ -174,10 +176,11 @@ def _draw(model: Any, args: argparse.Namespace) -> None:
 
     from vlhmm.data.text import write_text
 
+    num_tokens = args.sample_tokens or 1_000_000
     if not args.quiet:
-        _say(f"drawing {args.sample_tokens:,} tokens, a minute or two for every million")
+        _say(f"drawing {num_tokens:,} tokens, a minute or two for every million")
     with token_progress(args.quiet, "drawing") as progress:
-        text = model.sample(args.sample_tokens, torch.Generator().manual_seed(args.seed), progress=progress)
+        text = model.sample(num_tokens, torch.Generator().manual_seed(args.seed), progress=progress)
     write_text(args.samples, text, model.vocabulary)
     if not args.quiet:
         _say(f"{args.samples}: {text.num_tokens:,} tokens in {text.num_sentences:,} lines, drawn from the model")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from vlhmm.config import unknown
 from vlhmm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ def verb_parser(subparsers: Any, name: str, help: str, description: str, epilog:
 def add_machine_options(parser: argparse.ArgumentParser) -> None:
     """--seed, --device, --threads, --memory, --quiet."""
     group = parser.add_argument_group("machine")
-    group.add_argument("--seed", type=int, default=0, help="all randomness comes from it (default: 0)")
+    group.add_argument("--seed", type=seed, default=0, help="all randomness comes from it (default: 0)")
     group.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
     )
@@ -74,7 +76,17 @@ def byte_size(text: str) -> int:
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.strip().lower())
     if parts is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write 500M or 4G")
-    return int(float(parts[1]) * 1024 ** " kmgt".index(parts[2] or " "))
+    size = int(float(parts[1]) * 1024 ** " kmgt".index(parts[2] or " "))
+    if not size:
+        raise argparse.ArgumentTypeError("a budget of 0 bytes holds nothing; write 500M or 4G, or leave it out")
+    return size
+
+
+def seed(text: str) -> int:
+    """A seed: a whole number that every generator takes."""
+    if not text.isascii() or not text.isdigit() or int(text) >= 1 << 31:
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed; take a whole number from 0 to {(1 << 31) - 1:,}")
+    return int(text)
 
 
 def tokens(text: str) -> int:
@@ -136,6 +148,25 @@ def token_progress(quiet: bool, title: str) -> Iterator[Callable[[int, int], Non
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C asks the run to stop after its step, with a checkpoint; the second stops it at once."""
+    asked: list[bool] = []
+
+    def ask(*_: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(True)
+        print("\nstopping after this step, with a checkpoint (Ctrl-C again: at once)", file=sys.stderr)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def load_training_corpus(args: argparse.Namespace, vocabulary: Any = None) -> Corpus:
     """The corpus that TRAIN, --valid, --test and the vocabulary options name."""
     import os
@@ -145,11 +176,15 @@ def load_training_corpus(args: argparse.Namespace, vocabulary: Any = None) -> Co
     if args.train in CORPORA and not os.path.exists(args.train):
         if args.valid:
             raise ConfigError(f"{args.train} brings its own validation text; drop --valid, or give TRAIN as a file")
+        if vocabulary is not None:
+            raise ConfigError(f"{args.train} has a fixed vocabulary; drop --vocab, or give TRAIN as a file")
         if args.max_vocab is not None or args.min_count != 1:
             raise ConfigError(
                 f"{args.train} has a fixed vocabulary; drop --max-vocab and --min-count, or give TRAIN as a file"
             )
         return load_corpus(args.train, args.data_dir)
+    if args.train != "-" and not os.path.exists(args.train):
+        raise unknown("file or corpus", args.train, list(CORPORA))
     if not args.valid:
         raise ConfigError(
             f"--valid is missing: {args.train} is a file, and the best model is chosen on a text it was not trained on"

@@ -68,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.errors import ConfigError
     from vlhmm.queries.tagging import TagCounts
 
+    if args.top < 0:
+        raise ConfigError(f"--top {args.top} must be 0 or more")
     if args.k > 1 and args.method != "viterbi":
         raise ConfigError(f"-k {args.k} lists best paths; --method {args.method} knows only one")
     if args.summary and not args.gold:

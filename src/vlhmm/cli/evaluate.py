@@ -60,12 +60,12 @@ def run(args: argparse.Namespace) -> int:
 
     if args.streams < 1:
         raise ConfigError(f"--streams {args.streams} must be at least 1")
-    setup(args)
+    device = setup(args)
     import vlhmm
     from vlhmm.evaluation.perplexity import evaluate
 
-    model = vlhmm.load(args.run_folder, memory=args.memory)
-    rule = args.context or getattr(model, "rule", "reset")
+    model = vlhmm.load(args.run_folder, memory=args.memory, device=device)
+    rule = args.context or model.rule
     reports = []
     for name, text in load_run_texts(model, args.files, args.data_dir):
         for context in ("reset", "carry") if rule == "both" else (rule,):

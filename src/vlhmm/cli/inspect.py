@@ -51,12 +51,12 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.errors import QueryError
 
     subject = asked_for(args)
-    setup(args)
+    device = setup(args)
     import vlhmm
     from vlhmm.queries import inspection
     from vlhmm.queries.usage import usage_of
 
-    model = vlhmm.load(args.run_folder, memory=args.memory)
+    model = vlhmm.load(args.run_folder, memory=args.memory, device=device)
     if not hasattr(model, "tables"):
         raise QueryError(f"{args.run_folder} is a baseline, which has no states; inspect takes a run of vlhmm train")
     refuse(model, args.kind, subject, args.top, inspection)  # before the usage is found: that takes its time

@@ -90,6 +90,11 @@ def prepare_process() -> None:
             pass  # another C library: slower, nothing else
 
 
+def out_of_memory() -> int:
+    print("vlhmm: not enough memory; take fewer states, smaller batches or a smaller --memory", file=sys.stderr)
+    return 1
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs one verb; errors are one line on standard error and an exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -110,6 +115,15 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("vlhmm: interrupted", file=sys.stderr)
         return 130
+    except MemoryError:
+        return out_of_memory()
+    except RecursionError:
+        print("vlhmm: an argument is nested too deeply; write it flatter", file=sys.stderr)
+        return 1
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error) and "out of memory" not in str(error):
+            raise
+        return out_of_memory()
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"vlhmm: {where}{error.strerror or error}", file=sys.stderr)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vlhmm.cli.common import add_machine_options, clock, duration, note_to, setup, verb_parser
+from vlhmm.cli.common import add_machine_options, clock, duration, interruptible, note_to, setup, verb_parser
 
 TABLES = ("table1", "table2", "table3", "figure-states", "figure-factored")
 
@@ -111,7 +111,6 @@ def run(args: argparse.Namespace) -> int:
 def train_missing(args: argparse.Namespace, tasks: list[Any], store: Any) -> int:
     """The exit code after training what could be trained."""
     device = setup(args)
-    from vlhmm.cli.train import interruptible
     from vlhmm.experiments.render import cost_lines
     from vlhmm.experiments.reproduce import Place, reproduce
 

@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
     note_oov(note, model.vocabulary, args.prompt.split())
     about: dict[str, Any] = {}
     if constraint is not None:
-        ready = constrained(model, args.prompt, constraint, args.max_tokens or 30, args.scope, memory_of(args))
+        longest = 30 if args.max_tokens is None else args.max_tokens
+        ready = constrained(model, args.prompt, constraint, longest, args.scope, memory_of(args))
         about = {"constraint_log_prob": logs.number(ready.log_constraint)}
         note(f"p(constraint | prompt, an end in time) = {math.exp(ready.log_constraint):.3g}")
         drawn = ready.draw(args.n, args.seed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from vlhmm.cli.common import (
     add_machine_options,
     clock,
     duration,
+    interruptible,
     load_training_corpus,
     note_to,
     setup,
@@ -116,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
 
     note = note_to(args.quiet)
     vocabulary = Vocabulary.read(args.vocab) if args.vocab else None
+    args.max_vocab, args.min_count = config.max_vocab, config.min_count  # --set may have named them
     corpus = load_training_corpus(args, vocabulary)
     note(
         f"{corpus.name}: {corpus.train.num_tokens:,} training tokens, {corpus.valid.num_tokens:,} for validation, "
@@ -230,6 +231,8 @@ def given_blocks(args: argparse.Namespace, config: Any, corpus: Any) -> Any:
     from vlhmm.errors import ConfigError
     from vlhmm.training.make_blocks import partition
 
+    if config.model.constraint != "brown":
+        raise ConfigError(f"--paths gives blocks, model.constraint={config.model.constraint} makes its own; drop one")
     # wcluster knows no <eos>: where the file has none, it gets a block of its own
     read = read_paths(args.paths, corpus.vocabulary.words, own_block=(EOS,))
     if read.num_blocks != config.model.num_blocks:
@@ -248,25 +251,6 @@ def print_estimate(estimate: dict[str, Any], kind: str) -> None:
         f"about {estimate['memory_gb']:.1f} GB of memory, {estimate['seconds_per_epoch']:.0f} s an epoch, "
         f"{clock(estimate['seconds_total'])} for {estimate['epochs']:g} epochs ({estimate['steps']:,} steps); nothing was written"
     )
-
-
-@contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks the run to stop after its step, with a checkpoint; the second stops it at once."""
-    asked: list[bool] = []
-
-    def ask(*_: Any) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(True)
-        print("\nstopping after this step, with a checkpoint (Ctrl-C again: at once)", file=sys.stderr)
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from vlhmm.errors import DataError
+from vlhmm.errors import CheckpointError, DataError
 
 STDIN = "-"
+_LEFTOVER = ".part"  # how names end that are written to before they are renamed
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -66,22 +67,70 @@ def _unpacked(stream: io.BufferedReader, packed: bool) -> BinaryIO:
 
 def write_atomically(path: str | Path, content: bytes) -> None:
     """Nothing; afterwards `path` holds `content`, or, after a kill or a full disk, what it held before."""
-    path = Path(path)
-    temporary = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with open(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
+        with replace_atomically(path) as temporary:
+            temporary.write_bytes(content)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+@contextmanager
+def replace_atomically(path: str | Path) -> Iterator[Path]:
+    """A name beside `path` to write to; synced and renamed to `path` at the end, or gone after an error."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_LEFTOVER)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with open(temporary, "rb") as stream:
             os.fsync(stream.fileno())
         os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files for the owner alone
         os.replace(temporary, path)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def owned_folder(path: Path) -> Iterator[None]:
+    """A run's folder for this process alone, made if it is not there; what a killed process left half written is gone."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot make {path}: {error.strerror}; choose another --out") from None
+    try:
+        with claimed(path) as ours:
+            if not ours:
+                raise CheckpointError(f"another process is training in {path}; wait for it, or choose another --out")
+            for leftover in path.glob(f"**/.*{_LEFTOVER}"):
+                leftover.unlink(missing_ok=True)
+            yield
+    finally:
+        if not any(path.iterdir()):  # refused before anything was written
+            path.rmdir()
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """True if no other process holds this file (made if need be) or folder; held until the end, or until this one dies."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        yield True
+        return
+    handle = os.open(path, os.O_RDONLY) if path.is_dir() else os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        ours = True
+    except BlockingIOError:
+        ours = False
+    except OSError:  # a file system without locks
+        ours = True
+    try:
+        yield ours
+    finally:
+        os.close(handle)
 
 
 def _umask() -> int:

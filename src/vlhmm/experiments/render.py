@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from vlhmm.data.files import replace_atomically, write_atomically
 from vlhmm.errors import ConfigError, DataError
 from vlhmm.experiments import paper
 from vlhmm.experiments.results import Record, Store, changed_settings
@@ -329,6 +330,8 @@ def cost_lines(costs: list[dict[str, Any]]) -> list[str]:
 
 def write_documents(folder: Path, store: Store, seed: int, only: list[str] | None = None) -> list[Path]:
     """The documents whose marked places now hold the tables of today; with `only`, of those tables."""
+    if not (folder / DOCUMENTS[0]).exists():
+        raise ConfigError(f"{folder / DOCUMENTS[0]} does not exist; run --write-docs in a checkout of vlhmm")
     changed = []
     for name in DOCUMENTS:
         path = folder / name
@@ -337,10 +340,8 @@ def write_documents(folder: Path, store: Store, seed: int, only: list[str] | Non
         before = path.read_text(encoding="utf-8")
         after = filled(before, path, store, seed, only)
         if after != before:
-            path.write_text(after, encoding="utf-8")
+            write_atomically(path, after.encode())
             changed.append(path)
-    if not (folder / DOCUMENTS[0]).exists():
-        raise ConfigError(f"{folder / DOCUMENTS[0]} does not exist; run --write-docs in a checkout of vlhmm")
     return changed
 
 
@@ -376,7 +377,8 @@ def plot(name: str, rows: list[dict[str, Any]], source: list[Row], path: str | P
         figure = Figure(figsize=(8, 1.2 + 0.3 * len(rows)), layout="constrained")
         draw_rows(figure.add_subplot(), rows)
     try:
-        figure.savefig(path, dpi=150, format="png", metadata={"Software": None})
+        with replace_atomically(path) as temporary:
+            figure.savefig(temporary, dpi=150, format="png", metadata={"Software": None})
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}") from None
 

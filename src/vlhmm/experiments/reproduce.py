@@ -6,8 +6,7 @@ rules are recorded.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatch
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from vlhmm.config import unknown
 from vlhmm.data.corpora import Corpus
+from vlhmm.data.files import claimed
 from vlhmm.errors import ConfigError, VlhmmError
 from vlhmm.experiments.results import Record, Store, differences
 from vlhmm.experiments.rows import Hmm, KneserNey, Neural, Row, Run
@@ -115,6 +115,7 @@ def reproduce(tasks: list[Task], corpora: dict[str, Corpus], place: Place, time_
         if stopped_by:
             break
         try:
+            place.runs.mkdir(parents=True, exist_ok=True)
             with claimed(place.runs / f"{task.run.folder_name(task.seed)}.lock") as is_mine:
                 if not is_mine:
                     place.note(f"{task.row.full_name}: another process is training {task.run.name}; left to it")
@@ -331,10 +332,7 @@ def train_neural(
     last: dict[str, Any] = {"epoch": 0.0, "seconds": 0.0, "best_valid_perplexity": None}
 
     def seen(event: dict[str, Any]) -> None:
-        if event["event"] in ("check", "step"):
-            last.update(event)
-        if event["event"] == "start":
-            last["parameters"] = event["parameters"]
+        last.update(event)
         if event["event"] == "check":
             share = min(1.0, event["epoch"] / config.epochs)
             best, valid = event["best_valid_perplexity"], event["valid_perplexity"]
@@ -342,14 +340,10 @@ def train_neural(
                 Tick(run.name, event["epoch"], config.epochs, valid, best, event["seconds"], share),
                 last["parameters"],
             )
-        if place.should_stop():
-            raise KeyboardInterrupt
 
     try:
-        result = train_baseline(recipe.kind, corpus, folder, config, time_limit, seen)
-    except KeyboardInterrupt:
-        if not place.should_stop():  # Ctrl-C came while training held the signal: the checkpoint is written
-            place.note("stopped, with a checkpoint")
+        result = train_baseline(recipe.kind, corpus, folder, config, time_limit, seen, place.should_stop)
+    except KeyboardInterrupt:  # the checkpoint is written
         share = min(1.0, last["epoch"] / config.epochs)
         parameters = last.get("parameters", 0)
         return Trained(parameters, last["epoch"], last["seconds"], last["best_valid_perplexity"], share, "interrupt")
@@ -428,24 +422,6 @@ def batch_milliseconds(folder: Path, corpus: Corpus, memory: int | None, repeats
 
 
 # ---- small things
-
-
-@contextmanager
-def claimed(path: Path) -> Iterator[bool]:
-    """True if no other process holds this run; held until the end, or until this process dies."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        yield True
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-            return
-        yield True
 
 
 def finite(value: float) -> float | None:

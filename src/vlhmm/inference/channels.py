@@ -83,10 +83,11 @@ def forward_backward(
         scale[:, t] = torch.where(live[:, t], total, torch.ones_like(total))
         held = torch.where(live[:, t, None], filtered, held)
     beta = alpha.new_ones(batch, size)
+    inverse_scale = torch.where(scale > 0, 1 / scale, 0)  # impossible text: 0
     for t in range(time - 1, -1, -1):
         inside = live[:, t, None]
         posterior[:, t] = alpha[:, t] * beta * inside
-        right[:, t] = torch.where(inside, emission[chain.emit_of[:, t]] * beta / scale[:, t, None], 0)
+        right[:, t] = emission[chain.emit_of[:, t]] * beta * inverse_scale[:, t, None] * inside
         moves = ((chain.edge_of[:, t] >= 0) & live[:, t]).nonzero()[:, 0]
         beta = torch.where(inside, torch.ones_like(beta), beta)  # before a fresh start nothing is owed
         if len(moves):

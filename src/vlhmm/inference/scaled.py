@@ -49,7 +49,7 @@ def backward(potentials: Potentials, chain: Chain, forward: Forward) -> tuple[Te
     posterior, right = torch.zeros_like(alpha), torch.zeros_like(alpha)
     batch, time, size = alpha.shape
     beta = alpha.new_ones(batch, size)
-    inverse_scale = (-log_scale).exp().to(alpha.dtype)
+    inverse_scale = torch.where(log_scale > -torch.inf, (-log_scale).exp(), 0).to(alpha.dtype)  # impossible text: 0
     live, transposed = chain.live, tiles.transpose(1, 2)
     for t in range(time - 1, -1, -1):
         inside = live[:, t, None]

@@ -1,5 +1,6 @@
 """Which hidden Markov model: its states, who emits what, and how its parameters are made."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,7 +39,11 @@ class ModelConfig:
         for name in ("num_states", "num_blocks", "states_per_word", "hidden_size", "tile_width"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
-        if not self.first_spread > 0:
+        if not 0 <= self.slot_code < math.inf:
+            raise ConfigError(f"slot_code={self.slot_code} must be 0 or more, and finite")
+        if self.exchange_sweeps < 0:
+            raise ConfigError(f"exchange_sweeps={self.exchange_sweeps} must be 0 or more")
+        if not 0 < self.first_spread < math.inf:
             raise ConfigError(f"first_spread={self.first_spread} must be above 0: equal states would stay equal")
         if self.constraint in ("brown", "frequency") and self.num_states % self.num_blocks:
             low = self.num_states - self.num_states % self.num_blocks

@@ -16,7 +16,6 @@ stream: what the context rule "reset" does after an <eos> is not in them.
 import json
 import os
 import struct
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 import numpy as np
 import torch
 
+from vlhmm.data.files import replace_atomically
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import DataError, QueryError
 from vlhmm.queries.process import Process, process_of
@@ -246,18 +246,9 @@ def _write_npz(stream: BinaryIO, arrays: dict[str, _Array], vocabulary: Vocabula
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
     """A stream whose content becomes `path` when all of it is written, and not before."""
-    temporary = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with open(handle, "wb") as stream:
+        with replace_atomically(path) as temporary, open(temporary, "wb") as stream:
             yield stream
             stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)

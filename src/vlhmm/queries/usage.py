@@ -30,7 +30,7 @@ MAX_ROUNDS = 200
 DEFAULT_MEMORY = 6 << 30  # bytes of A that may be kept from round to round, if half of the free memory allows it
 CACHE_NAME = "usage.safetensors"
 _MIXED = 5  # rounds that the next guess is combined from
-_KEYED_BY = ("model.safetensors", "config.json", "blocks.tsv")
+_KEYED_BY = ("model.safetensors", "config.json", "blocks.tsv", "calibration.json")
 
 Progress = Callable[[int, float], None]  # rounds done, the last change
 
@@ -154,7 +154,11 @@ def fingerprint(run: str | Path, rule: str) -> str | None:
     digest = hashlib.blake2b(rule.encode(), digest_size=16)
     try:
         for name in _KEYED_BY:
-            with open(Path(run) / name, "rb") as stream:
+            path = Path(run) / name
+            digest.update(name.encode())
+            if name == "calibration.json" and not path.exists():  # not every model has one
+                continue
+            with open(path, "rb") as stream:
                 digest.update(hashlib.file_digest(stream, "blake2b").digest())
     except OSError:
         return None

@@ -69,8 +69,8 @@ def verify(model: Any, num_texts: int = 3, seed: int = 0, progress: Callable[[st
         if progress is not None:
             progress(name)
         found = run()
-        worst = max(found, default=0.0)
-        checks.append(Check(name, float("inf") if np.isnan(worst) else worst, bound, len(found)))
+        worst = float("inf") if np.isnan(found).any() else max(found, default=0.0)
+        checks.append(Check(name, worst, bound, len(found)))
     return checks
 
 

@@ -8,12 +8,15 @@ one of the same family, exactly normalized.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from vlhmm.model.config import ModelConfig
 
 STEPS = (0.1, 0.05, 0.025)  # of the search, one after another
+LEAST, MOST = 0.25, 4.0  # a model that wants less or more than that is not fitted, and no factor mends it
+GAIN = 1e-5  # of perplexity, relatively, that a step must bring: what is less is rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,10 @@ def scaled(weights: dict[str, Tensor], config: ModelConfig, factors: Factors) ->
     return {name: tensor * by[name] if name in by else tensor for name, tensor in weights.items()}
 
 
-def search(perplexity: Callable[[Factors], float], kinds: tuple[str, ...]) -> tuple[Factors, float]:
-    """The best factors found from 1 on, one kind at a time, in ever smaller steps; and their perplexity."""
+def search(
+    perplexity: Callable[[Factors], float], kinds: tuple[str, ...], should_stop: Callable[[], Any] = lambda: False
+) -> tuple[Factors, float] | None:
+    """The best factors found from 1 on, one kind at a time, in ever smaller steps, and their perplexity; None if stopped."""
     best = Factors()
     least = perplexity(best)
     for step in STEPS:
@@ -61,11 +66,14 @@ def search(perplexity: Callable[[Factors], float], kinds: tuple[str, ...]) -> tu
             improved = False
             for kind in kinds:
                 for direction in (-step, step):
-                    tried = replace(best, **{kind: round(getattr(best, kind) + direction, 3)})
-                    if getattr(tried, kind) <= 0:
+                    factor = round(getattr(best, kind) + direction, 3)
+                    if not LEAST <= factor <= MOST:
                         continue
+                    if should_stop():
+                        return None
+                    tried = replace(best, **{kind: factor})
                     value = perplexity(tried)
-                    if value < least:
+                    if value < least * (1 - GAIN):
                         best, least, improved = tried, value, True
                         break
     return best, least

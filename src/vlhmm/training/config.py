@@ -1,5 +1,6 @@
 """How a model is trained, and the whole configuration of a run."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -60,9 +61,16 @@ class TrainingConfig:
             "rate",
             "clip",
         )
-        for name in (*positive, "decay", "checks_per_epoch", "patience"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be above 0")
+        for name in (*positive, "decay", "checks_per_epoch", "patience", "checkpoint_seconds"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name)} must be above 0, and finite")
+        for name in ("weight_decay", "smoothing", "warmup_steps", "seed"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name)} must be 0 or more, and finite")
+        if self.state_decay is not None and not 0 <= self.state_decay < math.inf:
+            raise ConfigError(f"state_decay={self.state_decay} must be 0 or more, or none to be as weight_decay")
+        if not 0 <= self.beta2 < 1:
+            raise ConfigError(f"beta2={self.beta2} must lie in [0, 1)")
         if not 0 <= self.state_dropout < 1:
             raise ConfigError(f"state_dropout={self.state_dropout} must lie in [0, 1): 1 would keep no state")
         for name in ("average", "embedding_dropout"):
@@ -100,6 +108,10 @@ class TrainingConfig:
             raise ConfigError(f"extra_tokens={self.extra_tokens} must be at least 1, or none for as many as there are")
         if self.method == "gradient" and self.optimizer == "closed-form":
             raise ConfigError("optimizer=closed-form belongs to method=em; gradient training takes adamw")
+        if self.optimizer == "closed-form" and self.average:
+            raise ConfigError("optimizer=closed-form sets all weights anew in every step; it takes average=0")
+        if self.smoothing and self.optimizer != "closed-form":
+            raise ConfigError(f"smoothing={self.smoothing} belongs to optimizer=closed-form; set it to 0")
         if self.optimizer == "closed-form" and self.state_dropout:
             raise ConfigError("optimizer=closed-form sets all states at once; it needs state_dropout=0")
         if self.context == "carry" and self.batch == "sentences":
@@ -117,6 +129,8 @@ class RunConfig:
     min_count: int = 1
 
     def __post_init__(self) -> None:
+        if self.format_version != FORMAT_VERSION:
+            raise ConfigError(f"format_version={self.format_version}: this vlhmm writes {FORMAT_VERSION}, and no other")
         if self.training.optimizer == "closed-form" and self.model.parameterization != "scalar":
             raise ConfigError("optimizer=closed-form sets free parameters; it needs model.parameterization=scalar")
         if self.training.embedding_dropout and self.model.parameterization == "scalar":

@@ -1,5 +1,6 @@
 """Which batches each step of an epoch reads. A pure function of the text, the settings and the epoch's number."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -46,17 +47,10 @@ def make_plan(
 
 
 def grouped(batches: list[Batch], config: TrainingConfig) -> list[list[Batch]]:
-    """Consecutive batches that make one step."""
-    if config.method == "em" and config.em_tokens is None:
-        return [batches]
-    steps: list[list[Batch]] = []
-    current: list[Batch] = []
-    tokens = 0
-    for batch in batches:
-        current.append(batch)
-        tokens += int(batch.lengths.sum())
-        full = tokens >= (config.em_tokens or 0) if config.method == "em" else len(current) >= config.accumulate
-        if full:
-            steps.append(current)
-            current, tokens = [], 0
-    return [*steps, current] if current else steps
+    """Consecutive batches that make one step. How many steps depends on the text alone, not on the batches' order."""
+    many = config.accumulate
+    if config.method == "em":
+        tokens = sum(int(batch.lengths.sum()) for batch in batches)
+        steps = 1 if config.em_tokens is None else math.ceil(tokens / config.em_tokens)
+        many = math.ceil(len(batches) / max(1, steps))
+    return [batches[first : first + many] for first in range(0, len(batches), many)]

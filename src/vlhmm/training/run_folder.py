@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vlhmm.blocks.structure import Blocks
 from vlhmm.config import from_dict, to_dict
-from vlhmm.data.files import write_atomically
+from vlhmm.data.files import replace_atomically, write_atomically
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError
 from vlhmm.training.calibration import Factors
@@ -87,6 +87,7 @@ class RunFolder:
     # ---- weights
 
     def save_model(self, weights: dict[str, Tensor]) -> None:
+        self.forget_calibration()  # its factors are those of the model before
         save_tensors(weights, self.model_path)
 
     def load_model(self) -> dict[str, Tensor]:
@@ -98,6 +99,9 @@ class RunFolder:
 
     def save_calibration(self, factors: Factors) -> None:
         write_atomically(self.calibration_path, (json.dumps(asdict(factors)) + "\n").encode())
+
+    def forget_calibration(self) -> None:
+        self.calibration_path.unlink(missing_ok=True)
 
     def calibration(self) -> Factors | None:
         """The factors on the model's logits; None if it was not calibrated."""
@@ -155,22 +159,11 @@ class RunFolder:
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Writes tensors atomically; a full disk leaves the old file."""
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary)
-        with open(temporary, "rb") as stream:
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o666 & ~current_umask())
-        os.replace(temporary, path)
+        with replace_atomically(path) as temporary:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary)
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
         raise CheckpointError(f"cannot write {path}: {error}; free some space or choose another --out") from None
-
-
-def current_umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

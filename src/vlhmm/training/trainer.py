@@ -5,6 +5,7 @@ them through the parameterization once (gradient) or a few times (generalized EM
 of (seed, step), so a run that was killed goes on from its last checkpoint to the same bits.
 """
 
+import hashlib
 import logging
 import math
 import time
@@ -21,6 +22,7 @@ from vlhmm.blocks.structure import Blocks
 from vlhmm.config import to_dict
 from vlhmm.data.batches import Batch
 from vlhmm.data.corpora import Corpus
+from vlhmm.data.files import owned_folder
 from vlhmm.data.text import Text, encode, read_lines, write_text
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, TrainingError
@@ -153,8 +155,7 @@ class Trainer:
         epoch, index = divmod(self.step, self.steps_per_epoch)
         if self._epoch[0] != epoch:
             self._epoch = (epoch, self.plan(epoch))
-        steps = self._epoch[1]
-        return steps[min(index, len(steps) - 1)]
+        return self._epoch[1][index]
 
     def kept(self) -> Kept:
         """The states this step keeps, and the coordinates of their embeddings."""
@@ -262,11 +263,7 @@ class Trainer:
         potentials = self.hmm.potentials(kept)
         expected = expectation(potentials, prepared, carry, self.buffers, self.memory, guided)
         if not math.isfinite(expected.log_likelihood):
-            raise TrainingError(
-                f"the loss is not finite at step {self.step} (epoch {self.step / self.steps_per_epoch:.2f}, batch "
-                f"{self.step % self.steps_per_epoch} of {self.steps_per_epoch}); the last good checkpoint is kept: "
-                "lower training.rate and start another run"
-            )
+            raise self.spoiled("the loss")
         self.carry = expand_carry(expected.carry, kept, self.blocks.states_per_group)
         self.log_likelihood += expected.log_likelihood
         self.tokens += expected.tokens
@@ -285,11 +282,20 @@ class Trainer:
                 loss = -gained / expected.tokens
                 self.optimizer.zero_grad(set_to_none=True)
                 loss.backward()
-                torch.nn.utils.clip_grad_norm_(self.hmm.parameters(), self.settings.clip)
+                norm = torch.nn.utils.clip_grad_norm_(self.hmm.parameters(), self.settings.clip)
+                if not torch.isfinite(norm):
+                    raise self.spoiled("the gradient")
                 self.optimizer.step()
                 self.updates += 1
                 self.update_average()
         self.step += 1
+
+    def spoiled(self, what: str) -> TrainingError:
+        return TrainingError(
+            f"{what} is not finite at step {self.step} (epoch {self.step / self.steps_per_epoch:.2f}, batch "
+            f"{self.step % self.steps_per_epoch} of {self.steps_per_epoch}); the last good checkpoint is kept: "
+            "lower training.rate and start another run"
+        )
 
     def name_of_train(self) -> str:
         """What the training perplexity since the last check is called: the model's own, or what it is under."""
@@ -339,20 +345,29 @@ class Trainer:
             self.folder.save_model(self.weights())
         return is_best
 
-    def calibrate(self) -> None:
-        """Finds the factors that suit the best model, writes them beside it, and says so in the journal."""
+    def calibrate(self, should_stop: Callable[[], Any]) -> bool:
+        """Finds the factors that suit the best model, writes them beside it, and says so in the journal.
+
+        False if it was stopped before the end: then nothing is written, and it begins anew the next time.
+        """
         began = time.monotonic()
         model, weights = self.config.model, {n: t.to(self.device) for n, t in self.folder.load_model().items()}
         kinds = tuple(last_layers(model))
-        factors, valid = search(lambda tried: self.perplexity(scaled(weights, model, tried)), kinds)
+        found = search(lambda tried: self.perplexity(scaled(weights, model, tried)), kinds, should_stop)
+        if found is None:
+            return False
+        factors, valid = found
         self.folder.save_calibration(factors)
-        found = {kind: getattr(factors, kind) for kind in kinds}
+        by_kind = {kind: getattr(factors, kind) for kind in kinds}
         seconds = round(time.monotonic() - began, 2)
-        self.folder.journal({"event": "calibrated", "valid": valid, **found, "seconds": seconds})
+        self.folder.journal({"event": "calibrated", "valid": valid, **by_kind, "seconds": seconds})
+        return True
 
     # ---- checkpoint
 
     def save(self) -> None:
+        if not all(torch.isfinite(p).all() for p in self.hmm.parameters()):
+            raise self.spoiled("a parameter")
         tensors: dict[str, Tensor] = {f"model.{name}": p for name, p in self.hmm.named_parameters()}
         if self.average is not None:
             tensors |= {f"average.{name}": p for name, p in self.average.items()}
@@ -380,6 +395,7 @@ class Trainer:
         loaded = self.folder.load_checkpoint()
         if loaded is None:
             self.folder.truncate_journal(0)
+            self.folder.forget_calibration()  # of a run that was here before
             return False
         state, tensors = loaded
         try:
@@ -483,32 +499,55 @@ def train(
     """
     refuse_guide(corpus, config, teacher)
     began = time.monotonic()
-    folder = RunFolder(out)
-    blocks = open_run(folder, corpus, config, blocks, described or {}, note, teacher)
-    sitting = time.monotonic()
-    if config.training.guide_text:
-        assert teacher is not None
-        corpus = corpus._replace(extra=text_of(teacher, config.training, folder, corpus.vocabulary, note))
-    trainer = Trainer(corpus, config, folder, blocks, device, memory, teacher, note)
-    if trainer.restore():
-        note(f"continuing {folder.path} at step {trainer.step} of {trainer.total_steps}")
-    else:
-        folder.journal(
-            {
-                "event": "start",
-                "parameters": sum(p.numel() for p in trainer.hmm.parameters()),
-                "steps": trainer.total_steps,
-            }
-        )
-    before, saved = trainer.elapsed, time.monotonic()
-    stepping = mark_time = time.monotonic()
-    mark_tokens = tokens = 0
-    steps_before, stopped_by, shown = trainer.step, None, 0.0
-    while trainer.step < trainer.total_steps:
+
+    def stop() -> str | None:
         if should_stop():
-            stopped_by = "interrupt"
-        elif time_limit is not None and time.monotonic() - began > time_limit:
-            stopped_by = "time limit"
+            return "interrupt"
+        return "time limit" if time_limit is not None and time.monotonic() - began > time_limit else None
+
+    folder = RunFolder(out)
+    with owned_folder(folder.path):
+        blocks = open_run(folder, corpus, config, blocks, described or {}, note, teacher)
+        sitting = time.monotonic()
+        if config.training.guide_text:
+            assert teacher is not None
+            corpus = corpus._replace(extra=text_of(teacher, config.training, folder, corpus.vocabulary, note))
+        trainer = Trainer(corpus, config, folder, blocks, device, memory, teacher, note)
+        num_parameters = sum(p.numel() for p in trainer.hmm.parameters())
+        if trainer.restore():
+            note(f"continuing {folder.path} at step {trainer.step} of {trainer.total_steps}")
+        else:
+            folder.journal({"event": "start", "parameters": num_parameters, "steps": trainer.total_steps})
+        stopped_by = take_steps(trainer, sitting, stop, progress)
+        best_valid, seconds, calibrated = trainer.plateau.best, trainer.elapsed, False
+        if stopped_by is None and config.training.calibrate:
+            event = calibration_of(trainer, stop, note)
+            if event is None:
+                stopped_by = stop() or "interrupt"
+            else:
+                best_valid, seconds, calibrated = event["valid"], seconds + event["seconds"], True
+    return TrainResult(
+        finished=stopped_by is None,
+        stopped_by=stopped_by,
+        step=trainer.step,
+        total_steps=trainer.total_steps,
+        best_valid=best_valid,
+        calibrated=calibrated,
+        seconds=seconds,
+        num_parameters=num_parameters,
+    )
+
+
+def take_steps(
+    trainer: Trainer, sitting: float, stop: Callable[[], str | None], progress: Callable[[Status], None] | None
+) -> str | None:
+    """All steps that are left, with checks, journal and checkpoints; what stopped it, or None at the end."""
+    folder, settings = trainer.folder, trainer.settings
+    before, first_step = trainer.elapsed, trainer.step
+    stepping = mark_time = saved = time.monotonic()
+    shown, mark_tokens, tokens, stopped_by = 0.0, 0, 0, None
+    while trainer.step < trainer.total_steps:
+        stopped_by = stop()
         if stopped_by:
             break
         tokens_before = trainer.tokens
@@ -519,12 +558,12 @@ def train(
         speed = (tokens - mark_tokens) / max(1e-9, now - mark_time)
         checked = trainer.step % trainer.check_every == 0 or trainer.step == trainer.total_steps
         is_best = trainer.check() if checked else False
-        per_step = (time.monotonic() - stepping) / (trainer.step - steps_before)
+        per_step = (time.monotonic() - stepping) / (trainer.step - first_step)
         status = Status(
             step=trainer.step,
             total_steps=trainer.total_steps,
             epoch=trainer.step / trainer.steps_per_epoch,
-            epochs=config.training.epochs,
+            epochs=settings.epochs,
             train=perplexity(trainer.log_likelihood, trainer.tokens),
             train_name=trainer.name_of_train(),
             valid=trainer.valid,
@@ -537,48 +576,38 @@ def train(
         )
         if checked:
             trainer.elapsed = before + time.monotonic() - sitting
-            folder.journal(check_event(replace(status, seconds=trainer.elapsed), config))
+            folder.journal(check_event(replace(status, seconds=trainer.elapsed), settings.context))
             trainer.log_likelihood, trainer.tokens = 0.0, 0
             mark_time, mark_tokens = time.monotonic(), tokens
         if progress is not None and (checked or now - shown > 0.2):
             shown = now
             progress(status)
-        if time.monotonic() - saved > config.training.checkpoint_seconds:
+        if time.monotonic() - saved > settings.checkpoint_seconds:
             trainer.save()
             saved = time.monotonic()
-    finished = trainer.step >= trainer.total_steps
-    if trainer.step > steps_before or not finished:
-        if finished:
-            folder.journal(
-                {
-                    "event": "finished",
-                    "step": trainer.step,
-                    "best_valid": trainer.plateau.best,
-                    "seconds": trainer.elapsed,
-                }
-            )
+    if stopped_by is None and trainer.step > first_step:
+        best, seconds = trainer.plateau.best, trainer.elapsed
+        folder.journal({"event": "finished", "step": trainer.step, "best_valid": best, "seconds": seconds})
+    if stopped_by or trainer.step > first_step:
         trainer.save()
-    best_valid, seconds = trainer.plateau.best, trainer.elapsed
-    if finished and config.training.calibrate:
-        if not any(event["event"] == "calibrated" for event in folder.events()):
-            note("calibrating on the validation text")
-            trainer.calibrate()
-            trainer.save()  # a restored run forgets what the journal says after its checkpoint
-        calibrated = next(event for event in folder.events() if event["event"] == "calibrated")
-        best_valid, seconds = calibrated["valid"], seconds + calibrated["seconds"]
-    return TrainResult(
-        finished=finished,
-        stopped_by=stopped_by,
-        step=trainer.step,
-        total_steps=trainer.total_steps,
-        best_valid=best_valid,
-        calibrated=finished and config.training.calibrate,
-        seconds=seconds,
-        num_parameters=sum(p.numel() for p in trainer.hmm.parameters()),
-    )
+    return stopped_by
 
 
-def check_event(status: Status, config: RunConfig) -> dict[str, Any]:
+def calibration_of(
+    trainer: Trainer, stop: Callable[[], str | None], note: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """What the journal says of the finished run's calibration, which is made if it was not; None if that was stopped."""
+    events = [event for event in trainer.folder.events() if event["event"] == "calibrated"]
+    if events:
+        return events[0]
+    note("calibrating on the validation text")
+    if not trainer.calibrate(stop):
+        return None
+    trainer.save()  # a restored run forgets what the journal says after its checkpoint
+    return next(event for event in trainer.folder.events() if event["event"] == "calibrated")
+
+
+def check_event(status: Status, context: str) -> dict[str, Any]:
     return {
         "event": "check",
         "step": status.step,
@@ -586,7 +615,7 @@ def check_event(status: Status, config: RunConfig) -> dict[str, Any]:
         status.train_name: status.train,
         "valid": status.valid,
         "best": status.is_best,
-        "context": config.training.context,
+        "context": context,
         "tokens_per_second": round(status.tokens_per_second, 1),
         "seconds": round(status.seconds, 2),
     }
@@ -621,17 +650,23 @@ def open_run(
         refuse_other_run(folder, stored, config)
         if folder.vocabulary().words != corpus.vocabulary.words:
             raise ConfigError(f"{folder.path} was started with another vocabulary; choose another --out")
+        if about.get("digest", digest(corpus)) != digest(corpus):
+            raise ConfigError(
+                f"{folder.path} was started with another training or validation text; choose another --out"
+            )
         if {name: value for name, value in about.items() if name.startswith("extra_")} != about_extra(corpus):
             raise ConfigError(f"{folder.path} was started with another extra text; choose another --out")
         refuse_other_teacher(folder, about, corpus, teacher)
-    elif folder.path.exists() and any(folder.path.iterdir()) and not folder.blocks_path.exists():
+    elif any(folder.path.iterdir()) and not folder.blocks_path.exists():
         raise CheckpointError(f"{folder.path} is not empty and holds no run; choose another --out")
     if folder.exists() and folder.blocks_path.exists():
-        return folder.blocks(corpus.vocabulary)
+        stored_blocks = folder.blocks(corpus.vocabulary)
+        if blocks is not None and not blocks.equals(stored_blocks):
+            raise ConfigError(f"{folder.path} was started with other blocks; choose another --out")
+        return stored_blocks
     if blocks is None:
         blocks = make_blocks(config.model, corpus.train.tokens, corpus.vocabulary, config.training.seed, note)
     counts = np.bincount(corpus.train.tokens, minlength=len(corpus.vocabulary))
-    folder.path.mkdir(parents=True, exist_ok=True)
     blocks.write(folder.blocks_path, corpus.vocabulary.words, counts)
     folder.create(
         config,
@@ -639,6 +674,7 @@ def open_run(
         {
             "name": corpus.name,
             "train_tokens": corpus.train.num_tokens,
+            "digest": digest(corpus),
             **about_extra(corpus),
             **({} if teacher is None else {"guide_sum": sum_of_vectors(corpus, teacher)}),
             **described,
@@ -676,6 +712,15 @@ def refuse_other_teacher(folder: RunFolder, about: dict[str, Any], corpus: Corpu
     raise ConfigError(
         f"{folder.path} was started with another teacher, or this one has learned since; choose another --out"
     )
+
+
+def digest(corpus: Corpus) -> str:
+    """Tells the texts of one run from another's: of the training and the validation text."""
+    content = hashlib.sha256()
+    for text in (corpus.train, corpus.valid):
+        for numbers in (text.tokens, text.offsets):
+            content.update(numbers.astype(np.int64).tobytes())
+    return content.hexdigest()
 
 
 def about_extra(corpus: Corpus) -> dict[str, Any]:
