@@ -1,7 +1,7 @@
 """Draws the README's picture from a trained model: `python docs/picture.py runs/demo docs/picture.png`.
 
 Left: where each block of words leads, block to block, summed over all states by their long-run use. Right: the states
-behind one sentence with a gap, given both sides.
+behind one sentence, given all of it.
 """
 
 import sys
@@ -18,7 +18,7 @@ SENTENCE = "the state of the union is strong ."
 
 
 def block_matrix(model) -> torch.Tensor:
-    """(M, M) p(next block | block), blocks in the order of their ids, states weighted by the block's own start."""
+    """(M, M) p(next block | block), blocks in the order of their ids, states weighted by their long-run use."""
     tables = model.tables
     blocks, slots = tables.states_of_group.shape
     every = tables.start.double() @ torch.eye(tables.num_states, dtype=torch.float64)

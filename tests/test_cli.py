@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from test_training import toy_lines
+from vlhmm.baselines.training import BaselineConfig
 from vlhmm.cli.common import byte_size, clock, duration
 from vlhmm.cli.main import main
+from vlhmm.config import settings_of
+from vlhmm.training.config import RunConfig
 
 
 @pytest.fixture(scope="module")
@@ -260,3 +263,15 @@ def test_unknown_verb_lists_the_verbs(capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["trian"])
     assert stopped.value.code == 2 and "train" in capsys.readouterr().err
+
+
+def test_every_setting_says_what_it_means(capsys):
+    """The page in docs/ and --list-settings come from the comments in the source; one without is not documented."""
+    assert main(["train", "--list-settings"]) == 0
+    told = capsys.readouterr().out
+    assert main(["baseline", "lstm", "--list-settings"]) == 0
+    for kind, shown in ((RunConfig, told), (BaselineConfig, capsys.readouterr().out)):
+        for setting in settings_of(kind):
+            assert setting.meaning and setting.name in shown, setting.name
+    page = (Path(__file__).parents[1] / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert all(f"`{s.name}` | {s.default} |" in page for kind in (RunConfig, BaselineConfig) for s in settings_of(kind))

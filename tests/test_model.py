@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch.testing import assert_close
 
 from contract import check_language_model
 from models import KINDS, VOCABULARY, small_blocks, small_hmm
+from parameter_oracle import dense
 from vlhmm.blocks.structure import Blocks
 from vlhmm.data.batches import Batch
 from vlhmm.errors import ConfigError
@@ -26,7 +28,7 @@ EXACT = dict(rtol=1e-10, atol=1e-12)  # float64
 
 
 def dense_by_definition(hmm, blocks, kept=None):
-    """(π, A, O) of the (reduced) model as plain differentiable matrices, from the formulas of the paper."""
+    """(π, A, O) of the (reduced) model as plain differentiable matrices, from its potentials, which `dense` judges."""
     potentials = hmm.potentials(kept)
     transition, size = potentials.transition, potentials.log_emission.shape[1]
     num_states = blocks.num_states if not blocks.partition else blocks.num_groups * size
@@ -74,6 +76,24 @@ def log_likelihood_by_definition(dense, sentence):
     for word in sentence[1:]:
         message = (message @ matrix) * emission[:, word]
     return message.sum().log()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_become_the_model_that_the_formulas_say(kind):
+    hmm, blocks = small_hmm(kind)
+    weights = {name: parameter.detach().numpy() for name, parameter in hmm.named_parameters()}
+    states_of_word = [blocks.states_of_group[group].tolist() for group in blocks.group_of_word]
+    num_slots = blocks.states_per_group if blocks.partition else blocks.num_states
+    alive = np.ones(blocks.num_states, dtype=bool)
+    if blocks.partition:
+        alive = (np.arange(num_slots)[None] < blocks.num_alive[:, None]).ravel()
+    settings = asdict(hmm.config)
+    start, matrix, emission = dense(weights, settings, states_of_word, num_slots, alive)
+    tables = Tables(hmm(), blocks)
+    found_matrix, found_emission = tables.dense()
+    found = (tables.start, found_matrix[alive], found_emission[alive])
+    for ours, expected in zip(found, (start, matrix[alive], emission[alive]), strict=True):
+        assert_close(ours, torch.from_numpy(expected), **EXACT)
 
 
 def keep(hmm, blocks, seed=3, dropout=0.5):
@@ -286,4 +306,4 @@ def test_free_emissions_begin_as_far_apart_as_asked():
     assert_close(far.emission_logits, 6 * near.emission_logits)
     assert_close(far.transition_logits, near.transition_logits)
     with pytest.raises(ConfigError, match="first_spread=0"):
-        ModelConfig(first_spread=0)
+        ModelConfig(first_spread=0.0)

@@ -2,9 +2,11 @@
 
 import dataclasses
 import difflib
+import inspect
+import re
 import types
 import typing
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from vlhmm.errors import ConfigError
 
@@ -67,6 +69,36 @@ def dotted_names(config: Any, prefix: str = "") -> list[str]:
             dotted_names(value, f"{prefix}{field.name}.") if dataclasses.is_dataclass(value) else [prefix + field.name]
         )
     return names
+
+
+class Setting(NamedTuple):
+    """What there is to know of one setting."""
+
+    name: str  # dotted
+    choices: str  # its type, or the values it may have
+    default: Any
+    meaning: str  # the comment beside it in the source: one place to say it
+
+
+def settings_of(kind: type, prefix: str = "") -> list[Setting]:
+    """All settings of a configuration, in the order in which the source has them."""
+    hints, source = typing.get_type_hints(kind), inspect.getsource(kind)
+    comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", source, re.MULTILINE))
+    found: list[Setting] = []
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            found += settings_of(typing.cast(type, hint), f"{prefix}{field.name}.")
+        else:
+            is_choice = typing.get_origin(hint) is typing.Literal
+            names = (
+                typing.get_args(hint)
+                if is_choice
+                else ["none" if k is type(None) else k.__name__ for k in alternatives(hint)]
+            )
+            default = "none" if field.default is None else str(field.default)
+            found.append(Setting(prefix + field.name, " | ".join(names), default, comments.get(field.name, "")))
+    return found
 
 
 def parsed(text: str, hint: Any, name: str) -> Any:

@@ -46,25 +46,25 @@ _STEP_EVENT_SECONDS = 1.0
 class BaselineConfig:
     """How a neural baseline is built and trained: the paper's LSTM, unless told; see `default_config`."""
 
-    hidden_size: int = 256
+    hidden_size: int = 256  # of embeddings and hidden layers
     num_layers: int = 2  # hidden layers
     order: int = 5  # ff: predicts from order-1 words; unused by the LSTM
-    dropout: float = 0.3
+    dropout: float = 0.3  # of units
     dropout_mask: Literal["token", "segment"] = "token"  # segment: a stream's units stay dropped for its whole segment
     context: Literal["reset", "carry"] = "carry"  # reset: trained and validated line by line
-    num_streams: int = 16
+    num_streams: int = 16  # in parallel
     segment_length: int = 32  # tokens between two cuts of the gradient
-    epochs: int = 50
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    rate: float = 1e-3
+    epochs: int = 50  # passes over the training text
+    optimizer: Literal["adamw", "sgd"] = "adamw"  # sgd wants a rate of 20 or so, and a clip of 0.25
+    rate: float = 1e-3  # of learning, at its highest
     weight_decay: float = 0.0  # of matrices, not of biases; adamw: decoupled, sgd: added to the gradient
-    clip: float = 5.0
-    checks_per_epoch: int = 4
+    clip: float = 5.0  # the gradient's norm, at most
+    checks_per_epoch: int = 4  # validations an epoch
     schedule: Literal["plateau", "cosine"] = "plateau"  # cosine: from `rate` to 0 over all epochs
     patience: int = 8  # plateau: checks without improvement before the rate is divided ...
     decay: float = 4.0  # ... by this
     min_rate: float = 1e-6  # below it training ends, as nothing moves any more
-    seed: int = 0
+    seed: int = 0  # of weights and dropout
 
     def __post_init__(self) -> None:
         for name in (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The full benchmark by default: the sizes of the issue, within 15 minutes on two cores."""
+    """The full benchmark by default: the sizes that docs/bench.md reports, within 15 minutes on two cores."""
 
     name: str = "full"
     seconds: float = 840.0  # after this nothing new is begun, and what is under way is ended

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vlhmm.cli.common import duration, interruptible, seed, token_progress, tokens
+from vlhmm.cli.common import duration, interruptible, print_settings, seed, token_progress, tokens
 
 if TYPE_CHECKING:
     from vlhmm.data.corpora import Corpus
@@ -45,7 +45,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("kind", choices=("kn", "ff", "lstm"), help="Kneser-Ney n-gram, feed-forward n-gram or LSTM")
-    add("train", metavar="TRAIN", help="a text file, - for standard input, or a corpus name")
+    add("train", metavar="TRAIN", nargs="?", help="a text file, - for standard input, or a corpus name")
+    add("--list-settings", action="store_true", help="all that --set takes: default, choices, meaning")
     add("--valid", metavar="FILE", help="text to validate on; needed unless TRAIN is a corpus name")
     add("--test", metavar="FILE", help="text to test on")
     add("--out", metavar="RUN", help="folder for the model; without it, nothing is kept")
@@ -70,10 +71,16 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """0, when the model has been made and measured."""
+    from vlhmm.baselines.training import BaselineConfig
+    from vlhmm.errors import ConfigError
+
+    if args.list_settings:
+        print_settings(BaselineConfig)
+        return 0
+    if args.train is None:
+        raise ConfigError("TRAIN is missing: a text file, - for standard input, or sotu, ptb, wikitext-2")
     _refuse_foreign_options(args)
     import torch
-
-    from vlhmm.errors import ConfigError
 
     if args.threads is not None:
         if args.threads < 1:

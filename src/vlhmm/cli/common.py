@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from vlhmm.data import Corpus
 
 
+MEMORY = (
+    "the most that tables may take, e.g. 4G (default: no limit in training, 6G for the tiles of a loaded model, 4G for a query's messages); "
+    "what would take more is refused, or computed piece by piece"
+)
+
+
 def verb_parser(subparsers: Any, name: str, help: str, description: str, epilog: str) -> argparse.ArgumentParser:
     """A verb's parser: its help keeps the layout of the examples."""
     return subparsers.add_parser(
@@ -36,7 +42,7 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
     )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
-    group.add_argument("--memory", type=byte_size, metavar="SIZE", help="budget for transition tiles, e.g. 4G")
+    group.add_argument("--memory", type=byte_size, metavar="SIZE", help=MEMORY)
     group.add_argument("--quiet", action="store_true", help="no progress and no notes")
 
 
@@ -165,6 +171,14 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def print_settings(kind: type) -> None:
+    """Every setting of a configuration that --set takes, a line each."""
+    from vlhmm.config import settings_of
+
+    for name, choices, default, meaning in settings_of(kind):
+        print(f"{name:<28} {default:<16} {choices}\n    {meaning}")
 
 
 def load_training_corpus(args: argparse.Namespace, vocabulary: Any = None) -> Corpus:

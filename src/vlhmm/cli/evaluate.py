@@ -68,6 +68,10 @@ def run(args: argparse.Namespace) -> int:
     rule = args.context or model.rule
     reports = []
     for name, text in load_run_texts(model, args.files, args.data_dir):
+        if rule != "reset" and text.num_sentences < args.streams:
+            note_to(args.quiet)(
+                f"{name}: {text.num_sentences} lines in {args.streams} streams, cut mid-line; lower --streams"
+            )
         for context in ("reset", "carry") if rule == "both" else (rule,):
             with token_progress(args.quiet, name) as progress:
                 report = evaluate(model, text, context, args.streams, progress=progress)

@@ -58,7 +58,12 @@ def run(args: argparse.Namespace) -> int:
     counts = {"entropy": (0, 0), "phrase": (1, None), "kl": (1, 2)}
     low, high = counts[args.what]
     if len(args.operands) < low or (high is not None and len(args.operands) > high):
-        raise ConfigError(f"{args.what} got {len(args.operands)} operands; see vlhmm quantities --help")
+        wanted = {
+            "entropy": "nothing more",
+            "phrase": "the words of a phrase",
+            "kl": "another RUN, and a FILE or standard input",
+        }
+        raise ConfigError(f"{args.what} takes {wanted[args.what]}, got {' '.join(args.operands) or 'nothing'}")
     model = load_model(args)
     with Answers(args.format, single=True) as answer:
         {"entropy": _entropy, "phrase": _phrase, "kl": _kl}[args.what](args, model, Logs(args), answer)

@@ -17,6 +17,7 @@ from vlhmm.cli.common import (
     interruptible,
     load_training_corpus,
     note_to,
+    print_settings,
     setup,
     verb_parser,
 )
@@ -83,6 +84,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--dry-run", action="store_true", help="say what it would cost, and stop")
     parser.add_argument("--list-presets", action="store_true", help="all presets with their settings as JSON")
+    parser.add_argument("--list-settings", action="store_true", help="all that --set takes: default, choices, meaning")
     add_format(parser)
     add_machine_options(parser)
     parser.set_defaults(run=run)
@@ -100,7 +102,11 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.config import override, to_dict
     from vlhmm.errors import ConfigError
     from vlhmm.experiments.presets import PRESETS, preset
+    from vlhmm.training.config import RunConfig
 
+    if args.list_settings:
+        print_settings(RunConfig)
+        return 0
     if args.list_presets:
         print(json.dumps({name: to_dict(make()) for name, make in PRESETS.items()}, indent=2))
         return 0

@@ -119,6 +119,7 @@ def claimed(path: Path) -> Iterator[bool]:
     except ImportError:  # no such locks on this system
         yield True
         return
+    path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDONLY) if path.is_dir() else os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -86,6 +86,7 @@ def row_values(row: Row, store: Store, seed: int) -> dict[str, Any]:
         "machine": record.machine,
         "ended": record.ended,
         "changed_settings": changed_settings(record, row.run),
+        "uncalibrated_valid": store.uncalibrated_valid(record),
         "other_seeds": [
             {"seed": other.seed}
             | {
@@ -174,7 +175,10 @@ def millions(count: int) -> str:
 
 
 def wall(values: dict[str, Any]) -> str:
-    return "" if values["wall_s"] is None or values["status"] == "missing" else hours(values["wall_s"])
+    if values["wall_s"] is None or values["status"] == "missing":
+        return ""
+    threads = (values.get("machine") or {}).get("threads", 1)
+    return hours(values["wall_s"]) + (f", {threads} cores" if threads > 1 else "")
 
 
 def hours(seconds: float) -> str:
@@ -244,8 +248,9 @@ def epoch_time(values: dict[str, Any]) -> str:
 
 
 def differences(values: dict[str, Any]) -> str:
-    changed = values.get("changed_settings")
-    return values["note"] + (f"; since changed: {', '.join(changed)}" if changed else "")
+    changed, before = values.get("changed_settings"), values.get("uncalibrated_valid")
+    told = [values["note"], *([] if before is None else [f"valid {before:.1f} before calibration"])]
+    return "; ".join([*told, *([f"since changed: {', '.join(changed)}"] if changed else [])])
 
 
 # ---- tables
@@ -305,13 +310,21 @@ def legend(rows: Iterable[dict[str, Any]], bold: bool = True) -> str:
             "Train is the chosen model's perplexity of the training text with all states; ms is one "
             "evaluation batch of 16 x 32 tokens with its parameters made anew (the paper: on an RTX 2080)."
         )
-    machines = {
-        f"{machine['processor']}, {machine['threads']} thread{'s' * (machine['threads'] != 1)}"
+    calibrated = [
+        f"{values['model']} {values['uncalibrated_valid']:.1f}"
         for values in rows
-        if (machine := values.get("machine")) and {"processor", "threads"} <= machine.keys()
-    }
+        if values.get("uncalibrated_valid") is not None
+    ]
+    if calibrated:
+        told.append(
+            "Ours end with factors on their logits chosen on the validation text, so test is the clean number; the paper's "
+            f"do not. Valid before that: {'; '.join(calibrated)}."
+        )
+    if any("our LSTM" in values["model"] and values["status"] == "finished" for values in rows):
+        told.append("Wall times with our LSTM have its training in them.")
+    machines = {values["machine"]["processor"] for values in rows if (values.get("machine") or {}).get("processor")}
     if machines:
-        told.append(f"Trained on {'; '.join(sorted(machines))}.")
+        told.append(f"Trained on {'; '.join(sorted(machines))}, one core unless it says more.")
     return " ".join(told)
 
 

@@ -115,7 +115,6 @@ def reproduce(tasks: list[Task], corpora: dict[str, Corpus], place: Place, time_
         if stopped_by:
             break
         try:
-            place.runs.mkdir(parents=True, exist_ok=True)
             with claimed(place.runs / f"{task.run.folder_name(task.seed)}.lock") as is_mine:
                 if not is_mine:
                     place.note(f"{task.row.full_name}: another process is training {task.run.name}; left to it")

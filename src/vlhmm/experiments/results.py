@@ -110,6 +110,14 @@ class Store:
         if journal.exists():
             write_atomically(self.journal_path(record.run, record.seed), journal.read_bytes())
 
+    def uncalibrated_valid(self, record: Record) -> float | None:
+        """The validation perplexity of a finished run before it was calibrated, from its journal; None if it was not."""
+        path = self.journal_path(record.run, record.seed)
+        if not record.is_finished or not path.exists():
+            return None
+        events = {event["event"]: event for event in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
+        return events["finished"]["best_valid"] if {"finished", "calibrated"} <= events.keys() else None
+
 
 KNOWN = {f.name for f in fields(Record)}
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def log_matmul(a: Float[Tensor, "*n i j"], b: Float[Tensor, "*n j k"]) -> Float[Tensor, "*n i k"]:
+def log_matmul(a: Float[Tensor, "*#n i j"], b: Float[Tensor, "*#n j k"]) -> Float[Tensor, "*#n i k"]:
     """log(exp(a) @ exp(b)), safe for entries of -inf."""
     shift_a = a.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(a.dtype).min)
     shift_b = b.amax(dim=-2, keepdim=True).clamp(min=torch.finfo(b.dtype).min)

@@ -19,17 +19,17 @@ Allocation = Literal["equal", "tokens"]
 class ModelConfig:
     """The paper's model by default: 2^15 states in 128 Brown blocks, neural, one softmax over all states."""
 
-    num_states: int = 32_768  # |Z|
-    num_blocks: int = 128  # M
+    num_states: int = 32_768  # |Z|, all states
+    num_blocks: int = 128  # M, into which words and states are sorted
     constraint: Constraint = "brown"  # which words a state may emit
     states_per_word: int = 128  # n, for constraint "uniform" only
     allocation: Allocation = "equal"  # "tokens": more states to blocks with more tokens
     exchange_sweeps: int = 10  # refinement of the Brown clusters
-    transition: Transition = "softmax"
-    parameterization: Parameterization = "neural"
+    transition: Transition = "softmax"  # over all states at once; "block-factored": the next block, then a state of it
+    parameterization: Parameterization = "neural"  # networks on embeddings of the states; "scalar": free numbers
     embedding: Embedding = "independent"  # "factored": the paper's block + state; "additive": block + slot + own
-    network: Network = "residual"
-    hidden_size: int = 256  # h
+    network: Network = "residual"  # between embeddings and logits; "linear": a matrix in its place
+    hidden_size: int = 256  # h, the width of embeddings and networks
     within: Within = "softmax"  # p(z' | z, m') of block-factored transitions; "low-rank": through tile_width channels
     tile_width: int = 64  # width of the within-block logits of block-factored transitions
     first_spread: float = 1.0  # scalar: emission logits begin uniform within plus and minus this

@@ -8,7 +8,7 @@ path.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from vlhmm.queries.messages import GapMessages, Messages, Value
 from vlhmm.queries.plan import Fixed, Gap
 
 
+@runtime_checkable
 class Chooser(Protocol):
     """How one of several weighted alternatives is chosen."""
 

@@ -16,11 +16,11 @@ class TrainingConfig:
 
     method: Literal["gradient", "em"] = "gradient"  # em: counts of `em_tokens`, then `m_steps` optimizer steps
     context: Literal["reset", "carry"] = "reset"  # one rule, for training and evaluation
-    state_dropout: float = 0.5  # λ
+    state_dropout: float = 0.5  # λ, the share of every block's states that a step leaves out
     embedding_dropout: float = 0.0  # of single coordinates of the states' embeddings
-    batch: Literal["streams", "sentences"] = "streams"
-    num_streams: int = 16
-    segment_length: int = 32
+    batch: Literal["streams", "sentences"] = "streams"  # the text in parallel streams, cut in segments; or whole lines
+    num_streams: int = 16  # for streams
+    segment_length: int = 32  # tokens of each stream a batch
     batch_tokens: int = 8_192  # tokens a batch, for sentence batches
     accumulate: int = 1  # gradient: batches whose expected counts make one step
     em_tokens: int | None = None  # em: tokens an E-step; none: the whole training text
@@ -33,22 +33,22 @@ class TrainingConfig:
     guide_share: float = 0.5  # of those words in all that is counted; the text has the rest
     guide_text: int = 0  # tokens of text that the teacher writes, to be learned from as an extra text is
     smoothing: float = 0.0  # em, scalar: Dirichlet pseudo-counts toward averages of the block, and of all text
-    epochs: float = 50.0
+    epochs: float = 50.0  # passes over the training text
     optimizer: Literal["adamw", "closed-form"] = "adamw"  # closed-form: scalar EM only
-    rate: float = 1e-2
-    beta2: float = 0.999
+    rate: float = 1e-2  # of learning, at its highest
+    beta2: float = 0.999  # of AdamW
     weight_decay: float = 0.0  # of matrices; biases and norms are left alone
     state_decay: float | None = None  # of the states' own embeddings; none: as weight_decay
-    clip: float = 5.0
-    warmup_steps: int = 0
-    schedule: Literal["plateau", "cosine", "constant"] = "plateau"
+    clip: float = 5.0  # the gradient's norm, at most
+    warmup_steps: int = 0  # over which the rate rises
+    schedule: Literal["plateau", "cosine", "constant"] = "plateau"  # of the rate
     decay: float = 4.0  # plateau: the rate is divided by this
     patience: int = 8  # plateau: checks without improvement
     checks_per_epoch: float = 4.0  # validations an epoch
     calibrate: bool = False  # at the end: factors on the logits, chosen on the validation text
     average: float = 0.0  # decay of the weights' moving average; 0: none
-    seed: int = 0
-    checkpoint_seconds: float = 60.0
+    seed: int = 0  # of everything drawn
+    checkpoint_seconds: float = 60.0  # between two checkpoints
 
     def __post_init__(self) -> None:
         positive = (
@@ -122,11 +122,11 @@ class TrainingConfig:
 class RunConfig:
     """Everything a run was made with: `config.json` of its folder."""
 
-    format_version: int = FORMAT_VERSION
+    format_version: int = FORMAT_VERSION  # of the run folder; not to be set
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    max_vocab: int | None = None
-    min_count: int = 1
+    max_vocab: int | None = None  # as --max-vocab
+    min_count: int = 1  # as --min-count
 
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:
