@@ -265,6 +265,39 @@ def test_unknown_verb_lists_the_verbs(capsys):
     assert stopped.value.code == 2 and "train" in capsys.readouterr().err
 
 
+def test_streams_shorter_than_lines_are_told(capsys, folder):
+    (folder / "short.txt").write_text("the big cat\n")
+    code, _, err = run(capsys, "evaluate", folder / "run", folder / "short.txt", "--context", "carry")
+    assert code == 0 and "1 lines in 16 streams" in err
+
+
+def test_options_that_would_be_ignored_are_refused(capsys, folder):
+    given = ["train", folder / "train.txt", "--valid", folder / "valid.txt", "--preset", "tiny", "--out", folder / "no"]
+    for extra, told in (
+        (["--set", "format_version=7"], "format_version"),
+        (["--paths", folder / "valid.txt", "--set", "model.constraint=frequency"], "drop one"),
+        (["--set", "model.slot_code=-1"], "slot_code"),
+    ):
+        code, _, err = run(capsys, *given, *extra)
+        assert code == 2 and told in err and not (folder / "no").exists()
+    code, _, err = run(capsys, "train", "pbt", "--out", folder / "no")
+    assert code == 2 and "did you mean ptb?" in err
+    code, _, err = run(capsys, "baseline", "ff", folder / "train.txt", "--sample-tokens", "1k")
+    assert code == 2 and "--samples" in err
+    for wrong in (["--seed", "99999999999999999999"], ["--memory", "0"]):
+        with pytest.raises(SystemExit):
+            main([*map(str, given), *wrong])
+
+
+def test_vocabulary_limits_may_be_set_like_any_setting(capsys, folder):
+    code, _, err = run(
+        capsys, "train", folder / "train.txt", "--valid", folder / "valid.txt", "--preset", "tiny", "--set", "max_vocab=6",
+        "--blocks", "2", "--epochs", "1", "--out", folder / "few",
+    )  # fmt: skip
+    assert code == 0, err
+    assert len((folder / "few" / "vocabulary.txt").read_text().splitlines()) == 6
+
+
 def test_every_setting_says_what_it_means(capsys):
     """The page in docs/ and --list-settings come from the comments in the source; one without is not documented."""
     assert main(["train", "--list-settings"]) == 0

@@ -10,6 +10,7 @@ from vlhmm.cli.common import (
     add_format,
     add_machine_options,
     load_run_texts,
+    note_to,
     setup,
     token_progress,
     verb_parser,
