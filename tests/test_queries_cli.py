@@ -285,6 +285,11 @@ def test_bad_input_gets_its_line(ask, verb, arguments, text, what):
 def test_a_missing_run_and_a_baseline_are_refused(capsys, tmp_path):
     assert main(["next", str(tmp_path / "nowhere"), "the"]) == 2
     assert "does not exist" in capsys.readouterr().err
+    (tmp_path / "text").write_text("the cat\nthe dog\n")
+    text = str(tmp_path / "text")
+    assert main(["baseline", "kn", text, "--valid", text, "--out", str(tmp_path / "kn"), "--quiet"]) == 0
+    assert main(["next", str(tmp_path / "kn"), "the"]) == 2
+    assert "holds a baseline, which has no hidden states" in capsys.readouterr().err
 
 
 def test_a_closed_pipe_is_no_error(run_folder):

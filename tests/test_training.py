@@ -470,8 +470,11 @@ def test_cosine_goes_from_the_rate_to_zero_after_warmup():
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_a_valid_configuration(name):
-    assert preset(name) == replace(preset(name))
+def test_every_preset_says_how_it_is_trained(name):
+    config = preset(name)
+    assert (config.training.method == "em") == (not name.startswith("paper"))
+    assert (config.model.transition == "softmax") == name.startswith("paper")
+    assert override(config, ["training.seed=3"]) == replace(config, training=replace(config.training, seed=3))
 
 
 @pytest.mark.parametrize(

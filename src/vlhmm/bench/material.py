@@ -14,7 +14,6 @@ from vlhmm.data import EOS, UNK, Corpus, Text, Vocabulary, load_corpus
 from vlhmm.data.corpora import DATA_VARIABLE, cache_folder
 from vlhmm.errors import DataError
 
-NAMES = ("ptb", "sotu", "synthetic")
 _SYNTHETIC_WORDS = 10_000
 
 

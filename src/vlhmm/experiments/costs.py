@@ -1,7 +1,7 @@
 """What missing runs would cost: from what was recorded, else an estimate, else (when asked) measured."""
 
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vlhmm.data.corpora import Corpus
 from vlhmm.experiments.results import Store
@@ -67,11 +67,3 @@ def neural_seconds(recipe: Neural, seed: int, corpus: Corpus, sample: float = 8.
     after = time.perf_counter() - began - result.seconds
     checks = config.epochs * config.checks_per_epoch
     return result.seconds / max(result.epochs, 1e-9) * config.epochs + after * checks
-
-
-def summed(costs: dict[str, Cost]) -> dict[str, Any]:
-    """Seconds in all, and whether any of it is only an estimate."""
-    return {
-        "seconds": sum(cost.seconds for cost in costs.values()),
-        "is_estimate": any("estimate" in cost.basis for cost in costs.values()),
-    }

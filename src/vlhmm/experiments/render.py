@@ -10,7 +10,7 @@ from vlhmm.errors import ConfigError, DataError
 from vlhmm.experiments import paper
 from vlhmm.experiments.results import Record, Store, changed_settings
 from vlhmm.experiments.rows import Row
-from vlhmm.experiments.tables import CORPUS_TITLES, TABLES, TITLES, table
+from vlhmm.experiments.tables import CORPUS_TITLES, TITLES, table
 
 DOCUMENTS = ("docs/reproduction.md", "README.md")
 MARKED = re.compile(r"(<!-- vlhmm reproduce (\S+?)(?: (short))? -->)\n.*?(<!-- end -->)", re.DOTALL)
@@ -437,7 +437,3 @@ def draw_rows(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.set_xlabel("valid perplexity (test where the paper has no other); ring: paper, dot: ours, cross: so far")
     axes.xaxis.label.set_size(7)
     axes.grid(alpha=0.3)
-
-
-def all_tables() -> list[str]:
-    return list(TABLES)
