@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from test_training import toy_lines
 from vlhmm.baselines.training import BaselineConfig
 from vlhmm.cli.common import byte_size, clock, duration
 from vlhmm.cli.main import main
-from vlhmm.config import settings_of
+from vlhmm.config import settings_of, to_json
 from vlhmm.training.config import RunConfig
 
 
@@ -295,6 +296,11 @@ def test_vocabulary_limits_may_be_set_like_any_setting(capsys, folder):
     )  # fmt: skip
     assert code == 0, err
     assert len((folder / "few" / "vocabulary.txt").read_text().splitlines()) == 6
+
+
+def test_json_has_no_infinity():
+    told = to_json({"a": [math.inf, -math.inf, math.nan, 1.5], "b": {"c": (math.nan,)}, "d": "é"})
+    assert json.loads(told) == {"a": ["inf", "-inf", None, 1.5], "b": {"c": [None]}, "d": "é"}
 
 
 def test_every_setting_says_what_it_means(capsys):

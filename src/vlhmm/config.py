@@ -3,6 +3,8 @@
 import dataclasses
 import difflib
 import inspect
+import json
+import math
 import re
 import types
 import typing
@@ -16,6 +18,19 @@ Config = TypeVar("Config")
 def to_dict(config: Any) -> dict[str, Any]:
     """A dataclass as plain JSON values, nested dataclasses as nested objects."""
     return dataclasses.asdict(config)
+
+
+def to_json(value: Any, **how: Any) -> str:
+    """JSON that every reader takes: infinities, which it has no number for, are "inf" and "-inf", what is no number is null."""
+    return json.dumps(_sayable(value), ensure_ascii=False, allow_nan=False, **how)
+
+
+def _sayable(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    if isinstance(value, dict):
+        return {key: _sayable(each) for key, each in value.items()}
+    return [_sayable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def from_dict(kind: type[Config], values: dict[str, Any], where: str = "") -> Config:

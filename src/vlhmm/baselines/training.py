@@ -8,7 +8,6 @@ as many threads).
 """
 
 import hashlib
-import json
 import math
 import os
 import time
@@ -26,7 +25,7 @@ from vlhmm.baselines.feed_forward import FeedForward
 from vlhmm.baselines.lstm import LSTM
 from vlhmm.baselines.neural import NeuralLanguageModel
 from vlhmm.baselines.runs import Run, read_run, read_tensors, write_run, write_tensors
-from vlhmm.config import from_dict, to_dict
+from vlhmm.config import from_dict, to_dict, to_json
 from vlhmm.data.batches import Batch, sentence_batches, stream_batches
 from vlhmm.data.corpora import Corpus
 from vlhmm.data.files import owned_folder
@@ -340,7 +339,7 @@ class _Trainer:
         """Nothing; afterwards the event is in the journal and known to whoever follows the progress."""
         line = {"event": event, "time": round(time.time(), 1), **fields}
         if self.folder is not None:
-            append_line(self.folder / "journal.jsonl", json.dumps(line))
+            append_line(self.folder / "journal.jsonl", to_json(line))
         if self.progress is not None:
             self.progress(line)
 

@@ -4,13 +4,13 @@ printed."""
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from vlhmm.cli.common import add_format, add_machine_options, note_to, setup, verb_parser
+from vlhmm.config import to_json
 from vlhmm.errors import ConfigError, DataError, QueryError, VlhmmError
 
 LOG_BASES = {"e": 1.0, "2": math.log(2), "10": math.log(10)}
@@ -171,11 +171,11 @@ class Answers:
                 print(line)
             sys.stdout.flush()
         elif self.kind == "jsonl":
-            print(json.dumps(record, ensure_ascii=False), flush=True)
+            print(to_json(record), flush=True)
         elif self.single:
-            print(json.dumps(record, ensure_ascii=False))
+            print(to_json(record))
         else:
-            print(("[" if self.count == 0 else ",") + json.dumps(record, ensure_ascii=False))
+            print(("[" if self.count == 0 else ",") + to_json(record))
         self.count += 1
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vlhmm.cli.common import duration, interruptible, print_settings, seed, token_progress, tokens
+from vlhmm.config import to_json
 
 if TYPE_CHECKING:
     from vlhmm.data.corpora import Corpus
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     results = _measure(model, corpus)
     if args.format == "json":
         measured = {split: {r: report.to_dict() for r, report in rules.items()} for split, rules in results.items()}
-        print(json.dumps({**about, "corpus": corpus.name, "results": measured}, ensure_ascii=False))
+        print(to_json({**about, "corpus": corpus.name, "results": measured}))
     else:
         sys.stdout.writelines(f"{line}\n" for line in _table(about, results))
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from vlhmm.cli.common import (
@@ -15,6 +14,7 @@ from vlhmm.cli.common import (
     token_progress,
     verb_parser,
 )
+from vlhmm.config import to_json
 
 EPILOG = """\
 FILE is a text, one sentence a line, - for standard input, or a corpus (ptb, wikitext-2, sotu: its valid and test
@@ -80,9 +80,9 @@ def run(args: argparse.Namespace) -> int:
             if args.format == "text":
                 print(described(reports[-1]))
             elif args.format == "jsonl":
-                print(json.dumps(reports[-1]), flush=True)
+                print(to_json(reports[-1]), flush=True)
     if args.format == "json":
-        print(json.dumps(reports[0] if len(reports) == 1 else reports))
+        print(to_json(reports[0] if len(reports) == 1 else reports))
     return 0
 
 

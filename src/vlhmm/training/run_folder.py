@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vlhmm.blocks.structure import Blocks
-from vlhmm.config import from_dict, to_dict
+from vlhmm.config import from_dict, to_dict, to_json
 from vlhmm.data.files import replace_atomically, write_atomically
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError
@@ -141,7 +141,7 @@ class RunFolder:
 
     def journal(self, event: dict[str, Any]) -> None:
         with open(self.journal_path, "a", encoding="utf-8") as stream:
-            stream.write(json.dumps(event) + "\n")
+            stream.write(to_json(event) + "\n")
 
     def journal_size(self) -> int:
         return self.journal_path.stat().st_size if self.journal_path.exists() else 0
