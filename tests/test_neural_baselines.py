@@ -461,7 +461,7 @@ def test_cli_neural(files, capsys, kind):
     "words, message",
     [
         (("kn", "train"), "--valid is missing"),
-        (("kn", "ptb", "--valid", "valid"), "got --valid with the corpus ptb"),
+        (("kn", "ptb", "--valid", "valid"), "ptb brings its own texts; drop --valid"),
         (("kn", "train", "--valid", "valid", "--epochs", "3"), "--epochs means nothing to baseline kn"),
         (("lstm", "train", "--valid", "valid", "--order", "3"), "--order means nothing to baseline lstm"),
         (("ff", "train", "--valid", "valid", "--arpa", "x"), "--arpa means nothing to baseline ff"),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vlhmm.cli.common import duration, interruptible, print_settings, seed, token_progress, tokens
+from vlhmm.cli.common import duration, interruptible, load_training_corpus, print_settings, seed, token_progress, tokens
 from vlhmm.config import to_json
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         if args.threads < 1:
             raise ConfigError(f"--threads is {args.threads}, expected at least 1")
         torch.set_num_threads(args.threads)
-    corpus = _read(args)
+    corpus = load_training_corpus(args)
     began = time.monotonic()
     model, about = _kneser_ney(args, corpus) if args.kind == "kn" else _neural(args, corpus)
     if args.samples is not None:
@@ -115,24 +115,6 @@ def _refuse_foreign_options(args: argparse.Namespace) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} means nothing to baseline {args.kind}; leave it out")
     if args.sample_tokens is not None and args.samples is None:
         raise ConfigError("--sample-tokens says how much --samples FILE is to have; give the file, or leave it out")
-
-
-def _read(args: argparse.Namespace) -> Corpus:
-    from vlhmm.data.corpora import CORPORA, load_corpus, load_texts
-    from vlhmm.errors import ConfigError
-
-    if args.train in CORPORA:
-        for name, default in (("valid", None), ("test", None), ("max_vocab", None), ("min_count", 1)):
-            if getattr(args, name) != default:
-                option = f"--{name.replace('_', '-')}"
-                raise ConfigError(
-                    f"got {option} with the corpus {args.train}, which brings its own splits and vocabulary; "
-                    f"leave it out, or write ./{args.train} for a file of that name"
-                )
-        return load_corpus(args.train, args.data_dir)
-    if args.valid is None:
-        raise ConfigError(f"--valid is missing, expected a text to validate {args.train} on")
-    return load_texts(args.train, args.valid, args.test, max_vocab=args.max_vocab, min_count=args.min_count)
 
 
 def _kneser_ney(args: argparse.Namespace, corpus: Corpus) -> tuple[LanguageModel, dict[str, Any]]:

@@ -188,8 +188,8 @@ def load_training_corpus(args: argparse.Namespace, vocabulary: Any = None) -> Co
     from vlhmm.data import CORPORA, load_corpus, load_texts
 
     if args.train in CORPORA and not os.path.exists(args.train):
-        if args.valid:
-            raise ConfigError(f"{args.train} brings its own validation text; drop --valid, or give TRAIN as a file")
+        if args.valid or getattr(args, "test", None):
+            raise ConfigError(f"{args.train} brings its own texts; drop --valid and --test, or give TRAIN as a file")
         if vocabulary is not None:
             raise ConfigError(f"{args.train} has a fixed vocabulary; drop --vocab, or give TRAIN as a file")
         if args.max_vocab is not None or args.min_count != 1:
