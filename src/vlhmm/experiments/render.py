@@ -87,6 +87,7 @@ def row_values(row: Row, store: Store, seed: int) -> dict[str, Any]:
         "ended": record.ended,
         "changed_settings": changed_settings(record, row.run),
         "uncalibrated_valid": store.uncalibrated_valid(record),
+        "regularization": regularization(record.settings.get("training")),
         "other_seeds": [
             {"seed": other.seed}
             | {
@@ -249,8 +250,23 @@ def epoch_time(values: dict[str, Any]) -> str:
 
 def differences(values: dict[str, Any]) -> str:
     changed, before = values.get("changed_settings"), values.get("uncalibrated_valid")
-    told = [values["note"], *([] if before is None else [f"valid {before:.1f} before calibration"])]
-    return "; ".join([*told, *([f"since changed: {', '.join(changed)}"] if changed else [])])
+    told = [
+        values["note"],
+        values.get("regularization"),
+        before and f"valid {before:.1f} before calibration",
+        changed and f"since changed: {', '.join(changed)}",
+    ]
+    return "; ".join(filter(None, told))
+
+
+def regularization(training: dict[str, Any] | None) -> str | None:
+    """How an HMM trained with AdamW was kept from fitting too well; None for other models."""
+    if training is None or training["optimizer"] != "adamw":
+        return None
+    return (
+        f"AdamW at {training['rate']:g}, weight decay {training['weight_decay']:g}, state dropout "
+        f"{training['state_dropout']:g}, embedding dropout {training['embedding_dropout']:g}"
+    )
 
 
 # ---- tables
