@@ -326,8 +326,9 @@ def legend(rows: Iterable[dict[str, Any]], bold: bool = True) -> str:
             "Train is the chosen model's perplexity of the training text with all states; ms is one "
             "evaluation batch of 16 x 32 tokens with its parameters made anew (the paper: on an RTX 2080)."
         )
+    several = len(by_corpus(rows)) > 1
     calibrated = [
-        f"{values['model']} {values['uncalibrated_valid']:.1f}"
+        f"{values['model']}{' on ' + CORPUS_TITLES[values['corpus']] if several else ''} {values['uncalibrated_valid']:.1f}"
         for values in rows
         if values.get("uncalibrated_valid") is not None
     ]
