@@ -270,7 +270,7 @@ def test_export(ask, tmp_path):
             "line 1: the transitions of 4,000 words would take",
         ),
         ("spot", ["--worst", "0"], "the cat\n", "--worst 0"),
-        ("quantities", ["phrase"], None, "operands"),
+        ("quantities", ["phrase"], None, "takes"),
         ("quantities", ["phrase", "zebra"], None, "no such word"),
         ("verify", ["--texts", "0"], None, "--texts 0"),
         ("export", ["model.bin"], None, "name the kind"),
