@@ -7,7 +7,6 @@ it had not been: after the same number of steps its weights are the same to the 
 as many threads).
 """
 
-import hashlib
 import math
 import os
 import time
@@ -27,7 +26,7 @@ from vlhmm.baselines.neural import NeuralLanguageModel
 from vlhmm.baselines.runs import Run, read_run, read_tensors, write_run, write_tensors
 from vlhmm.config import from_dict, to_dict, to_json
 from vlhmm.data.batches import Batch, sentence_batches, stream_batches
-from vlhmm.data.corpora import Corpus
+from vlhmm.data.corpora import Corpus, digest
 from vlhmm.data.files import owned_folder
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, TrainingError
@@ -348,7 +347,7 @@ class _Trainer:
     def _open_folder(self, kind: str, folder: Path) -> None:
         """Nothing; afterwards the folder is this run's, and the trainer stands where its checkpoint does."""
         run = Run(kind, to_dict(self.config), self.corpus.vocabulary)
-        self.digest = _digest(self.corpus)
+        self.digest = digest(self.corpus)
         if (folder / "config.json").exists():
             _refuse_another(folder, read_run(folder), run)
         if (folder / "checkpoint" / "state.safetensors").exists():
@@ -426,13 +425,6 @@ def _refuse_another(folder: Path, old: Run, new: Run) -> None:
             raise ConfigError(f"{folder} was trained with {name}={settings[name]}, got {value}; choose another folder")
     if old.vocabulary != new.vocabulary:
         raise ConfigError(f"{folder} was trained with another vocabulary; choose another folder")
-
-
-def _digest(corpus: Corpus) -> str:
-    digest = hashlib.sha256()
-    for text in (corpus.train, corpus.valid):
-        digest.update(text.tokens.tobytes())
-    return digest.hexdigest()
 
 
 def append_line(path: Path, line: str) -> None:

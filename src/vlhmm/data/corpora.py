@@ -41,6 +41,14 @@ class Corpus(NamedTuple):
     extra: Text | None = None  # more to train on, e.g. a teacher's samples; no vocabulary or blocks come from it
 
 
+def digest(corpus: Corpus) -> str:
+    """Tells the texts of one run from another's: of the training and the validation text, line ends included."""
+    content = hashlib.sha256()
+    for text in (corpus.train, corpus.valid):
+        content.update(text.tokens.tobytes())
+    return content.hexdigest()
+
+
 class _Counts(NamedTuple):
     """What a split is known to hold."""
 

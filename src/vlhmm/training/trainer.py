@@ -5,7 +5,6 @@ them through the parameterization once (gradient) or a few times (generalized EM
 of (seed, step), so a run that was killed goes on from its last checkpoint to the same bits.
 """
 
-import hashlib
 import logging
 import math
 import time
@@ -21,7 +20,7 @@ from torch import Tensor
 from vlhmm.blocks.structure import Blocks
 from vlhmm.config import to_dict
 from vlhmm.data.batches import Batch
-from vlhmm.data.corpora import Corpus
+from vlhmm.data.corpora import Corpus, digest
 from vlhmm.data.files import owned_folder
 from vlhmm.data.text import Text, encode, read_lines, write_text
 from vlhmm.data.vocabulary import Vocabulary
@@ -712,15 +711,6 @@ def refuse_other_teacher(folder: RunFolder, about: dict[str, Any], corpus: Corpu
     raise ConfigError(
         f"{folder.path} was started with another teacher, or this one has learned since; choose another --out"
     )
-
-
-def digest(corpus: Corpus) -> str:
-    """Tells the texts of one run from another's: of the training and the validation text."""
-    content = hashlib.sha256()
-    for text in (corpus.train, corpus.valid):
-        for numbers in (text.tokens, text.offsets):
-            content.update(numbers.astype(np.int64).tobytes())
-    return content.hexdigest()
 
 
 def about_extra(corpus: Corpus) -> dict[str, Any]:
