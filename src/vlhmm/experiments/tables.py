@@ -87,9 +87,8 @@ def softmax(
     training, note = (BY_GRADIENT, HOW_BY_GRADIENT) if by_gradient else (BY_EM, HOW_BY_EM.format(epochs=epochs))
     if epochs != EM_EPOCHS:
         changes = (*changes, f"training.epochs={epochs}")
-    if (
-        not by_gradient and 1 < blocks < num_states // 256
-    ):  # wide tiles: more lines at once share one; nothing else changes
+    # wide tiles: of more lines at once more share one; nothing else changes
+    if not by_gradient and 1 < blocks < num_states // 256:
         changes = (*changes, "training.batch_tokens=262144")
     if "training.optimizer=closed-form" in changes:
         note = f"EM, {CLOSED_FORM_EPOCHS} epochs with {HOW_CLOSED_FORM}"

@@ -344,23 +344,24 @@ class Trainer:
             self.folder.save_model(self.weights())
         return is_best
 
-    def calibrate(self, should_stop: Callable[[], Any]) -> bool:
-        """Finds the factors that suit the best model, writes them beside it, and says so in the journal.
+    def calibrate(self, should_stop: Callable[[], Any]) -> dict[str, Any] | None:
+        """Finds the factors that suit the best model and writes them beside it; what it then says in the journal.
 
-        False if it was stopped before the end: then nothing is written, and it begins anew the next time.
+        None if it was stopped before the end: then nothing is written, and it begins anew the next time.
         """
         began = time.monotonic()
         model, weights = self.config.model, {n: t.to(self.device) for n, t in self.folder.load_model().items()}
         kinds = tuple(last_layers(model))
         found = search(lambda tried: self.perplexity(scaled(weights, model, tried)), kinds, should_stop)
         if found is None:
-            return False
+            return None
         factors, valid = found
         self.folder.save_calibration(factors)
         by_kind = {kind: getattr(factors, kind) for kind in kinds}
         seconds = round(time.monotonic() - began, 2)
-        self.folder.journal({"event": "calibrated", "valid": valid, **by_kind, "seconds": seconds})
-        return True
+        event = {"event": "calibrated", "valid": valid, **by_kind, "seconds": seconds}
+        self.folder.journal(event)
+        return event
 
     # ---- checkpoint
 
@@ -600,10 +601,10 @@ def calibration_of(
     if events:
         return events[0]
     note("calibrating on the validation text")
-    if not trainer.calibrate(stop):
-        return None
-    trainer.save()  # a restored run forgets what the journal says after its checkpoint
-    return next(event for event in trainer.folder.events() if event["event"] == "calibrated")
+    event = trainer.calibrate(stop)
+    if event is not None:
+        trainer.save()  # a restored run forgets what the journal says after its checkpoint
+    return event
 
 
 def check_event(status: Status, context: str) -> dict[str, Any]:
@@ -649,7 +650,7 @@ def open_run(
         refuse_other_run(folder, stored, config)
         if folder.vocabulary().words != corpus.vocabulary.words:
             raise ConfigError(f"{folder.path} was started with another vocabulary; choose another --out")
-        if about.get("digest", digest(corpus)) != digest(corpus):
+        if about.get("digest") not in (None, digest(corpus)):  # older runs have none
             raise ConfigError(
                 f"{folder.path} was started with another training or validation text; choose another --out"
             )
