@@ -32,8 +32,9 @@ PAPERS, OURS = "the paper's (softmax)", "ours (block-factored, EM)"
 BASELINE, MAIN, WIKITEXT, SCALAR, MIDDLE, ABLATION, STATES, CONSTRAINT, FACTORED, LARGE = range(10, 110, 10)
 
 EM_EPOCHS = 150  # at most, for sizes and ablations that follow the main run's recipe
-# Of the paper's softmax where an epoch costs a minute and more; and without dropout, where the best comes early
-FEWER_EPOCHS = {"2^16": 50, "wikitext-2": 80, "no-dropout": 60}
+# Of the paper's softmax: where an epoch costs a minute and more; without dropout, where the best comes early; and of
+# sweeps over the blocks, where an epoch costs up to three times one of 128 blocks. The paper's own number is 50.
+FEWER_EPOCHS = {"2^16": 50, "wikitext-2": 80, "no-dropout": 60, "sweep": 50}
 LEAST_SLOTS = 8  # states a block at least, where a small model would have more blocks than it can fill
 # a pass over PTB and its optimizer steps
 SOFTMAX_SECONDS = {2**10: 1.0, 2**11: 1.1, 2**12: 1.4, 2**13: 2.2, 2**14: 5.5, 2**15: 17.0, 2**16: 70.0}
@@ -44,6 +45,9 @@ def wide_blocks(states_per_block: int) -> float:
     """Seconds that blocks of more states add to a pass over PTB: a token costs their square."""
     return (states_per_block / 128) ** 2
 
+
+# Where tiles are large: of more lines at once more share one. Nothing but the time changes.
+MORE_LINES = "training.batch_tokens=262144"
 
 # How the paper's model is trained here
 COMMON = ("training.batch=sentences", "training.schedule=cosine", "training.rate=0.01")
@@ -87,9 +91,8 @@ def softmax(
     training, note = (BY_GRADIENT, HOW_BY_GRADIENT) if by_gradient else (BY_EM, HOW_BY_EM.format(epochs=epochs))
     if epochs != EM_EPOCHS:
         changes = (*changes, f"training.epochs={epochs}")
-    # wide tiles: of more lines at once more share one; nothing else changes
     if not by_gradient and 1 < blocks < num_states // 256:
-        changes = (*changes, "training.batch_tokens=262144")
+        changes = (*changes, MORE_LINES)
     if "training.optimizer=closed-form" in changes:
         note = f"EM, {CLOSED_FORM_EPOCHS} epochs with {HOW_CLOSED_FORM}"
     return run_of(
@@ -117,7 +120,7 @@ def em(
             f"model.num_blocks={of_size}",
             f"training.epochs={epochs:g}",
         )
-        changes = (*sizes, *changes)
+        changes = (*sizes, *changes, *([MORE_LINES] if num_states == 2**16 else []))
     recipe = Hmm(f"em-{corpus}", changes)
     config = recipe.config()
     size = "" if is_main else num_states
@@ -362,13 +365,20 @@ def papers_constraint(constraint: str, states: int, k: int | None, blocks: int |
     """The paper's model with that constraint."""
     change = f"model.constraint={constraint}"
     if constraint == "none":
-        return softmax(states, change, blocks=1, called="none", worth=CONSTRAINT, seconds=8)
+        fewer = FEWER_EPOCHS["sweep"]
+        return softmax(states, change, blocks=1, called="none", worth=CONSTRAINT, seconds=8, epochs=fewer)
     if constraint == "uniform":  # every word has states of its own: too many pairs for EM
         changes, seconds = (change, f"model.states_per_word={k}"), 250 * (states / 2**13)
         called = f"uniform-k{k}"
         return softmax(states, *changes, by_gradient=True, called=called, worth=CONSTRAINT, seconds=seconds)
     assert k is not None and blocks is not None
-    return softmax(states, blocks=blocks, worth=CONSTRAINT, seconds=SOFTMAX_SECONDS[states] + wide_blocks(k))
+    seconds, epochs = SOFTMAX_SECONDS[states] + wide_blocks(k), sweep_epochs(states, blocks)
+    return softmax(states, blocks=blocks, worth=CONSTRAINT, seconds=seconds, epochs=epochs)
+
+
+def sweep_epochs(states: int, blocks: int) -> int:
+    """Of the paper's softmax with that many blocks: fewer at 2^14 states, but for its own 128."""
+    return FEWER_EPOCHS["sweep"] if states == 2**14 and blocks != 128 else EM_EPOCHS
 
 
 def row3(run: Run, shape: Shape, family: str, short: str, reported: paper.Reported | None) -> Row:
@@ -404,7 +414,8 @@ def figure_factored() -> list[Row]:
         change = () if kind == "independent" else ("model.embedding=factored",)
         for blocks, number in numbers.items():
             seconds = SOFTMAX_SECONDS[2**14] + wide_blocks(2**14 // blocks)
-            run = softmax(2**14, *change, blocks=blocks, called=kind if change else "", worth=FACTORED, seconds=seconds)
+            about: dict[str, Any] = {"called": kind if change else "", "worth": FACTORED, "seconds": seconds}
+            run = softmax(2**14, *change, blocks=blocks, epochs=sweep_epochs(2**14, blocks), **about)
             rows.append(factored_row("softmax", PAPERS, kind, blocks, run, number))
     for kind, numbers in (("independent", paper.INDEPENDENT), ("factored", paper.FACTORED)):
         for blocks in (128, 256):  # the paper's number of blocks, and ours
