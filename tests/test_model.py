@@ -19,7 +19,7 @@ from vlhmm.model.config import ModelConfig
 from vlhmm.model.hmm import HMM, Kept
 from vlhmm.model.language_model import HMMLanguageModel
 from vlhmm.model.low_rank import LowRank
-from vlhmm.model.state_dropout import num_kept, sample_columns, sample_kept
+from vlhmm.model.state_dropout import num_kept, sample_columns, sample_kept, slots_of_columns
 from vlhmm.model.tables import Tables
 from vlhmm.model.transitions import BlockFactored
 from vlhmm.training.expectation import expectation, expected_log_likelihood, prepare
@@ -141,16 +141,25 @@ def test_tables_equal_the_definition(kind):
     assert_close(tables.double().dense()[0], matrix, **EXACT)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dropped", [False, True])
+def without_dropped(hmm, kept):
+    """The same states kept, of a model made of them alone."""
+    slots, num_alive = slots_of_columns(hmm.states_of_group, kept.columns)
+    return kept._replace(slots=slots, num_alive=num_alive)
+
+
+@pytest.mark.parametrize(
+    "kind,dropped", [*itertools.product(KINDS, ["nothing", "states"]), ("uniform", "states and their columns")]
+)
 @pytest.mark.parametrize("kernels", ["0", "1"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_expected_counts_give_the_gradient_of_the_marginal_likelihood(kind, dropped, kernels, dtype, monkeypatch):
     monkeypatch.setenv("VLHMM_KERNELS", kernels)
     hmm, blocks = small_hmm(kind)
-    kept = keep(hmm, blocks) if dropped else None
+    kept = keep(hmm, blocks) if dropped != "nothing" else None
     sentences = [[2, 5, 3, 0], [4, 0], [6, 6, 2, 1, 0]]
     dense = dense_by_definition(hmm, blocks, kept)
+    if dropped == "states and their columns":
+        kept = without_dropped(hmm, kept)
     plain = sum(log_likelihood_by_definition(dense, s) for s in sentences)
     names = [name for name, _ in hmm.named_parameters()]
     expected = torch.autograd.grad(plain, list(hmm.parameters()), allow_unused=True)

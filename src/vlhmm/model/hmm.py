@@ -28,7 +28,10 @@ class ModelPotentials(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What dropout left: slots of every block, and how many of them count; or the columns that may be entered.
+    """What dropout left: slots of every block, and how many of them count.
+
+    Where words have states of their own, `columns` are the states that may be entered; with the slots of every word that
+    they leave, the model is made of these states alone.
 
     `features` scales the coordinates of the kept states' embeddings: 0 where dropped, 1 / (1 - rate) elsewhere.
     """
@@ -288,19 +291,24 @@ class HMM(nn.Module):
 
     def _overlapping_potentials(self, kept: Kept) -> ModelPotentials:
         """Uniform constraints: every word has its own subset of all states; dropped columns cannot be entered."""
-        columns = kept.columns
+        columns, states, dead = kept.columns, self.states_of_group, None
         embedding = self.embedding(None)[0]
         if kept.features is not None:
             embedding = embedding * kept.features[0]
+        if columns is not None and kept.slots is not None and kept.num_alive is not None:
+            place = (columns.cumsum(0) - 1).clamp(min=0)
+            states = place[states.gather(1, kept.slots)]
+            dead = torch.arange(states.shape[1], device=states.device) >= kept.num_alive[:, None]
+            embedding, columns = embedding[columns], None
         start = self.start_score(self.networks["start"](embedding))[..., 0]
         if columns is not None:
             start = start.masked_fill(~columns, -torch.inf)
-        log_start = start.log_softmax(0)[self.states_of_group]
+        log_start = start.log_softmax(0)[states]
         log_emission = emissions.overlapping(
-            self.networks["emission"](embedding), self.word.weight, self.word.bias, self.states_of_group
+            self.networks["emission"](embedding), self.word.weight, self.word.bias, states, dead
         )
         source = self.networks["source"](embedding)
-        transition = Softmax(source, embedding, None, columns, self.states_of_group, partition=False)
+        transition = Softmax(source, embedding, None, columns, states, partition=False)
         return ModelPotentials(log_start, log_emission, transition)
 
 

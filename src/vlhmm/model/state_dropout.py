@@ -56,3 +56,13 @@ def sample_columns(
     nearest = states.gather(1, rank[states].argmin(dim=1, keepdim=True))[:, 0]
     keep[nearest] = True
     return keep
+
+
+def slots_of_columns(
+    states_of_word: Int[Tensor, "word slot"], columns: Bool[Tensor, " state"]
+) -> tuple[Int[Tensor, "word kept"], Int[Tensor, " word"]]:
+    """(slots of every word, how many of them have states that may be entered): these first, in slot order."""
+    enterable = columns[states_of_word]
+    num_alive = enterable.sum(dim=1)
+    order = enterable.int().argsort(dim=1, descending=True, stable=True)
+    return order[:, : int(num_alive.max())], num_alive

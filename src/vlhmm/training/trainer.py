@@ -31,7 +31,7 @@ from vlhmm.memory import kept_memory
 from vlhmm.model.chains import Carry
 from vlhmm.model.hmm import HMM, Kept
 from vlhmm.model.language_model import DEFAULT_MEMORY, HMMLanguageModel
-from vlhmm.model.state_dropout import sample_columns, sample_features, sample_kept
+from vlhmm.model.state_dropout import sample_columns, sample_features, sample_kept, slots_of_columns
 from vlhmm.model.tables import Tables
 from vlhmm.training.calibration import last_layers, scaled, search
 from vlhmm.training.closed_form import maximize
@@ -162,13 +162,16 @@ class Trainer:
         generator = generator_for(self.settings.seed, "dropout", self.step)
         if dropout and not self.blocks.partition:
             columns = sample_columns(self.hmm.states_of_group, self.blocks.num_states, dropout, generator)
-            kept = Kept(columns=columns.to(self.device))
+            columns = columns.to(self.device)
+            kept = Kept(*slots_of_columns(self.hmm.states_of_group, columns), columns=columns)
         elif dropout:
             slots, alive = sample_kept(self.hmm.num_alive, self.blocks.states_per_group, dropout, generator)
             kept = Kept(slots=slots, num_alive=alive)
         if self.settings.embedding_dropout:
             blocks, states = self.hmm.embedding.state.shape[:2]
-            shape = (blocks, states if kept.slots is None else kept.slots.shape[1], self.config.model.hidden_size)
+            if kept.slots is not None and self.blocks.partition:
+                states = kept.slots.shape[1]
+            shape = (blocks, states, self.config.model.hidden_size)
             features = sample_features(shape, self.settings.embedding_dropout, generator)
             kept = kept._replace(features=features.to(self.device))
         return kept
