@@ -259,10 +259,22 @@ def test_sizes_and_clock():
             byte_size(wrong) if wrong == "4X" else duration(wrong)
 
 
-def test_unknown_verb_lists_the_verbs(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["trian"])
-    assert stopped.value.code == 2 and "train" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "arguments,told",
+    [
+        (["trian"], "no verb named 'trian'; did you mean train?"),
+        ([], "arguments are required: VERB; see vlhmm --help"),
+        (["train", "--bogus"], "train does not take --bogus; see vlhmm train --help"),
+        (["train", "x", "--seed"], "argument --seed: expected one argument; see vlhmm train --help"),
+    ],
+)
+def test_a_wrong_argument_gets_one_line(capsys, arguments, told):
+    try:
+        code = main(arguments)
+    except SystemExit as stopped:
+        code = stopped.code
+    err = capsys.readouterr().err
+    assert code == 2 and told in err and err.startswith("vlhmm: ") and err.count("\n") == 1
 
 
 def test_streams_shorter_than_lines_are_told(capsys, folder):

@@ -7,8 +7,10 @@ import importlib.util
 import logging
 import os
 import sys
+from typing import NoReturn
 
-from vlhmm.errors import VlhmmError
+from vlhmm.config import unknown
+from vlhmm.errors import ConfigError, VlhmmError
 
 VERBS = {  # in the order of --help; a verb's module is imported when it is needed
     "demo": "train and show a model on the embedded corpus, in minutes",
@@ -41,6 +43,13 @@ vlhmm VERB --help teaches a verb with examples.
 """
 
 
+class Parser(argparse.ArgumentParser):
+    """A wrong argument gets one line that tells where to look, as every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"vlhmm: {message}; see {self.prog} --help\n")
+
+
 def available() -> dict[str, str]:
     """The verbs whose modules are installed."""
     return {verb: text for verb, text in VERBS.items() if importlib.util.find_spec(f"vlhmm.cli.{verb}")}
@@ -48,7 +57,7 @@ def available() -> dict[str, str]:
 
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     """The parser of one verb, or of all of them by name only."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="vlhmm",
         description="Very large hidden Markov language models: train, score and query, exactly.",
         epilog=EPILOG,
@@ -90,6 +99,16 @@ def prepare_process() -> None:
             pass  # another C library: slower, nothing else
 
 
+def parse(arguments: list[str], verb: str | None) -> argparse.Namespace:
+    """The arguments of that verb; what it does not know is refused."""
+    if verb is not None and verb not in available():
+        raise unknown("verb", verb, list(available()))
+    args, left = build_parser(verb).parse_known_args(arguments)
+    if left:
+        raise ConfigError(f"{verb} does not take {' '.join(left)}; see vlhmm {verb} --help")
+    return args
+
+
 def out_of_memory() -> int:
     print("vlhmm: not enough memory; take fewer states, smaller batches or a smaller --memory", file=sys.stderr)
     return 1
@@ -100,9 +119,9 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     prepare_process()
     verb = next((word for word in arguments if not word.startswith("-")), None)
-    args = build_parser(verb).parse_args(arguments)
     logging.basicConfig(format="vlhmm: %(message)s", level=logging.WARNING)
     try:
+        args = parse(arguments, verb)
         code = args.run(args)
         sys.stdout.flush()
         return code
