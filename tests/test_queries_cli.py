@@ -237,7 +237,7 @@ def test_export(ask, tmp_path):
         ("infill", ["the [MASK:5-2] cat"], None, "counts downwards"),
         ("infill", ["the [MASK"], None, "malformed mask"),
         ("infill", ["the cat"], None, "no gap"),
-        ("infill", ["the [MASK]", "--must-contain", "zebra"], None, "no such word"),
+        ("infill", ["the [MASK]", "--must-contain", "zebra"], None, "no word '"),
         (
             "infill",
             ["the [MASK]", "--must-contain", "cat", "--must-not", "cat"],
@@ -271,7 +271,7 @@ def test_export(ask, tmp_path):
         ),
         ("spot", ["--worst", "0"], "the cat\n", "--worst 0"),
         ("quantities", ["phrase"], None, "takes"),
-        ("quantities", ["phrase", "zebra"], None, "no such word"),
+        ("quantities", ["phrase", "zebra"], None, "no word '"),
         ("verify", ["--texts", "0"], None, "--texts 0"),
         ("export", ["model.bin"], None, "name the kind"),
     ],

@@ -103,7 +103,7 @@ def refuse(model: Any, kind: str | None, subject: Any, top: int, inspection: Any
     elif kind == "block":
         inspection.check_block(model.tables.blocks, subject)
     elif kind == "word":
-        inspection.check_word(model.vocabulary, subject)
+        inspection.known_word(model.vocabulary, subject)
 
 
 def made_with(run_folder: str) -> dict[str, Any]:

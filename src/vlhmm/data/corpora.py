@@ -3,7 +3,6 @@
 The one place that knows PTB and WikiText-2 by name, where their files lie, and what must be in them.
 """
 
-import difflib
 import hashlib
 import http.client
 import io
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from vlhmm.config import unknown
 from vlhmm.data.files import STDIN, write_atomically
 from vlhmm.data.sotu import VERSION as SOTU_VERSION
 from vlhmm.data.sotu import sotu_lines
@@ -212,9 +212,7 @@ def _known(name: str) -> _Known:
         return _KNOWN[name]
     if name == "sotu":
         raise ConfigError("sotu has no file a split, as its package holds a file a speech; use load_corpus")
-    near = difflib.get_close_matches(name, CORPORA, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise ConfigError(f"unknown corpus {name!r}, expected one of {', '.join(CORPORA)}{hint}")
+    raise unknown("corpus", name, list(CORPORA))
 
 
 def _given_folders(data_dir: str | Path | None) -> list[tuple[str, Path]]:

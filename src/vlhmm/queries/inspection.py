@@ -5,8 +5,6 @@ and what comes next or came before follows the context rule (under "reset" a fre
 whatever state it was emitted from). Entropies are in nats. Knows nothing of files.
 """
 
-import difflib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,6 +15,7 @@ from torch import Tensor
 
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import QueryError
+from vlhmm.queries.text import known_word
 from vlhmm.queries.usage import Usage, restart_probability
 
 WORDS_SHOWN = 5  # words that a state or block in a list is shown by
@@ -208,7 +207,7 @@ class Inspector:
     def word(self, word: str, top: int = 10) -> WordView:
         """The states a word comes from, p(z | word) ∝ usage(z) p(word | z), and what stands around it in each."""
         check_top(top)
-        index = check_word(self.vocabulary, word)
+        index = known_word(self.vocabulary, word)
         group = int(self.tables.group_of_word[index])
         states = self.tables.states_of_group[group]
         emitted = self.tables.emission[index].double()
@@ -409,19 +408,3 @@ def check_block(blocks: Any, block: int) -> None:
         raise QueryError("the model has no blocks: every word has its own set of states; ask for a word or a state")
     if not 0 <= block < blocks.num_groups:
         raise QueryError(f"no block {block}: the model's blocks are 0 to {blocks.num_groups - 1}")
-
-
-def check_word(vocabulary: Vocabulary, word: str) -> int:
-    """The id of a word, or a QueryError with the words nearest to it."""
-    if word not in vocabulary:
-        near = nearest_words(vocabulary.words, word)
-        remedy = f"nearest: {', '.join(near)}" if near else "nothing is near it; its tokens are read as <unk>"
-        raise QueryError(f"no word {word!r} in the vocabulary of {len(vocabulary):,} words; {remedy}")
-    return vocabulary.id_of[word]
-
-
-def nearest_words(words: Sequence[str], word: str, count: int = 3) -> list[str]:
-    """The words most like `word`, its lowercase form first."""
-    lower = [word.lower()] if word.lower() in words else []
-    similar = difflib.get_close_matches(word, (w for w in words if abs(len(w) - len(word)) < 3), n=count)
-    return list(dict.fromkeys([*lower, *similar]))[:count]

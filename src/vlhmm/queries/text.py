@@ -35,17 +35,17 @@ def known_word(vocabulary: Vocabulary, word: str) -> int:
     """The id of a word that must be in the vocabulary: one named in a constraint means itself, not <unk>."""
     found = vocabulary.id_of.get(word)
     if found is None:
-        raise QueryError(f"no such word in the vocabulary: {word!r}{nearest(vocabulary, word)}")
+        near = nearest_words(vocabulary, word)
+        remedy = f"nearest: {', '.join(near)}" if near else "nothing is near it"
+        raise QueryError(f"no word {word!r} in the vocabulary of {len(vocabulary):,} words; {remedy}")
     return found
 
 
-def nearest(vocabulary: Vocabulary, word: str) -> str:
-    """'; nearest: …', or nothing where nothing is near."""
-    lower = word.lower()
-    if lower in vocabulary:
-        return f"; nearest: {lower!r}"
-    close = difflib.get_close_matches(word, (w for w in vocabulary.words if abs(len(w) - len(word)) < 3), n=1)
-    return f"; nearest: {close[0]!r}" if close else ""
+def nearest_words(vocabulary: Vocabulary, word: str, count: int = 3) -> list[str]:
+    """The words most like `word`, its lowercase form first."""
+    lower = [word.lower()] if word.lower() in vocabulary else []
+    alike = (known for known in vocabulary.words if abs(len(known) - len(word)) < 3)
+    return list(dict.fromkeys([*lower, *difflib.get_close_matches(word, alike, n=count)]))[:count]
 
 
 def memory_check(what: str, num_bytes: float, budget: float, remedy: str) -> None:
