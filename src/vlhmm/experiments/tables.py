@@ -33,8 +33,8 @@ BASELINE, MAIN, WIKITEXT, SCALAR, MIDDLE, ABLATION, STATES, CONSTRAINT, FACTORED
 
 EM_EPOCHS = 150  # at most, for sizes and ablations that follow the main run's recipe
 # Of the paper's softmax: where an epoch costs a minute and more; without dropout, where the best comes early; and of
-# sweeps over the blocks, where an epoch costs up to three times one of 128 blocks. The paper's own number is 50.
-FEWER_EPOCHS = {"2^16": 50, "wikitext-2": 80, "no-dropout": 60, "sweep": 50}
+# sweeps over the blocks, where an epoch costs up to three times one of 128 blocks
+FEWER_EPOCHS = {"2^16": 50, "wikitext-2": 80, "no-dropout": 60, "sweep": 40}
 LEAST_SLOTS = 8  # states a block at least, where a small model would have more blocks than it can fill
 # a pass over PTB and its optimizer steps
 SOFTMAX_SECONDS = {2**10: 1.0, 2**11: 1.1, 2**12: 1.4, 2**13: 2.2, 2**14: 5.5, 2**15: 17.0, 2**16: 70.0}
