@@ -32,9 +32,8 @@ PAPERS, OURS = "the paper's (softmax)", "ours (block-factored, EM)"
 BASELINE, MAIN, WIKITEXT, SCALAR, MIDDLE, ABLATION, STATES, CONSTRAINT, FACTORED, LARGE = range(10, 110, 10)
 
 EM_EPOCHS = 150  # at most, for sizes and ablations that follow the main run's recipe
-# Of the paper's softmax: where an epoch costs a minute and more; without dropout, where the best comes early; and of
-# sweeps over the blocks, where an epoch costs up to three times one of 128 blocks
-FEWER_EPOCHS = {"2^16": 50, "wikitext-2": 80, "no-dropout": 60, "sweep": 40}
+# Of the paper's softmax where an epoch costs a minute and more; and without dropout, where the best comes early
+FEWER_EPOCHS = {"2^16": 50, "wikitext-2": 80, "no-dropout": 60}
 LEAST_SLOTS = 8  # states a block at least, where a small model would have more blocks than it can fill
 # a pass over PTB and its optimizer steps
 SOFTMAX_SECONDS = {2**10: 1.0, 2**11: 1.1, 2**12: 1.4, 2**13: 2.2, 2**14: 5.5, 2**15: 17.0, 2**16: 70.0}
@@ -55,9 +54,12 @@ BY_EM = (
     *COMMON, "training.method=em", "training.batch_tokens=65536", f"training.epochs={EM_EPOCHS}", "training.beta2=0.99",
     "training.warmup_steps=10", "training.weight_decay=1", "training.checks_per_epoch=0.1",
 )  # fmt: skip
-HOW_BY_EM = "generalized EM, {epochs} epochs of 3 optimizer steps with a cosine, weight decay 1 (the paper: 50 epochs by gradient, 16 streams of 32 tokens, plateau)"
+HOW_BY_EM = "generalized EM, {epochs} epochs of {steps} optimizer steps with a cosine, weight decay 1 (the paper: 50 epochs by gradient, 16 streams of 32 tokens, plateau)"
 BY_GRADIENT = (*COMMON, "training.batch_tokens=8192", "training.epochs=4", "training.checks_per_epoch=1")
 HOW_BY_GRADIENT = "4 epochs by gradient with a cosine, sentence batches of 8,192 tokens (the paper: 50 epochs, 16 streams of 32 tokens, plateau)"
+# Where every state emits every word nothing tells states apart at first; EM takes too few steps to
+NONE = ("training.batch_tokens=4096", "training.epochs=16")
+HOW_NONE = "16 epochs by gradient with a cosine, sentence batches of 4,096 tokens (the paper: 50 epochs, 16 streams of 32 tokens, plateau)"
 # Free parameters: the maximum of an M-step is known, and no embedding is there to be dropped or decayed
 CLOSED_FORM_EPOCHS = 40
 CLOSED_FORM = (
@@ -84,11 +86,16 @@ def softmax(
     corpus: str = "ptb",
     by_gradient: bool = False,
     epochs: int = EM_EPOCHS,
+    m_steps: int = 3,
     **about: Any,
 ) -> Run:
     """The paper's model of that size, and changes to it."""
     sizes = (f"model.num_states={num_states}", f"model.num_blocks={blocks}")
-    training, note = (BY_GRADIENT, HOW_BY_GRADIENT) if by_gradient else (BY_EM, HOW_BY_EM.format(epochs=epochs))
+    training, note = (
+        (BY_GRADIENT, HOW_BY_GRADIENT) if by_gradient else (BY_EM, HOW_BY_EM.format(epochs=epochs, steps=m_steps))
+    )
+    if m_steps != 3:
+        changes = (*changes, f"training.m_steps={m_steps}")
     if epochs != EM_EPOCHS:
         changes = (*changes, f"training.epochs={epochs}")
     if not by_gradient and 1 < blocks < num_states // 256:
@@ -368,20 +375,24 @@ def papers_constraint(constraint: str, states: int, k: int | None, blocks: int |
     """The paper's model with that constraint."""
     change = f"model.constraint={constraint}"
     if constraint == "none":
-        fewer = FEWER_EPOCHS["sweep"]
-        return softmax(states, change, blocks=1, called="none", worth=CONSTRAINT, seconds=8, epochs=fewer)
+        run = softmax(states, change, *NONE, blocks=1, by_gradient=True, called="none", worth=CONSTRAINT, seconds=30)
+        return replace(run, note=HOW_NONE)
     if constraint == "uniform":  # every word has states of its own: too many pairs for EM
         changes, seconds = (change, f"model.states_per_word={k}"), 250 * (states / 2**13)
         called = f"uniform-k{k}"
         return softmax(states, *changes, by_gradient=True, called=called, worth=CONSTRAINT, seconds=seconds)
     assert k is not None and blocks is not None
-    seconds, epochs = SOFTMAX_SECONDS[states] + wide_blocks(k), sweep_epochs(states, blocks)
-    return softmax(states, blocks=blocks, worth=CONSTRAINT, seconds=seconds, epochs=epochs)
+    return softmax_of_blocks(states, blocks, CONSTRAINT)
 
 
-def sweep_epochs(states: int, blocks: int) -> int:
-    """Of the paper's softmax with that many blocks: fewer at 2^14 states, but for its own 128."""
-    return FEWER_EPOCHS["sweep"] if states == 2**14 and blocks != 128 else EM_EPOCHS
+def softmax_of_blocks(states: int, blocks: int, worth: int, *changes: str, called: str = "") -> Run:
+    """The paper's model in so many blocks. At 2^14 states, but for its own 128, as many optimizer steps in a third of the
+    epochs: there an epoch costs up to three times as much."""
+    few = states == 2**14 and blocks != 128
+    epochs, m_steps = (EM_EPOCHS // 3, 9) if few else (EM_EPOCHS, 3)
+    seconds = (SOFTMAX_SECONDS[states] + wide_blocks(states // blocks)) * (2 if few else 1)
+    about: dict[str, Any] = {"called": called, "worth": worth, "seconds": seconds}
+    return softmax(states, *changes, blocks=blocks, epochs=epochs, m_steps=m_steps, **about)
 
 
 def row3(run: Run, shape: Shape, family: str, short: str, reported: paper.Reported | None) -> Row:
@@ -416,9 +427,7 @@ def figure_factored() -> list[Row]:
     for kind, numbers in (("independent", paper.INDEPENDENT), ("factored", paper.FACTORED)):
         change = () if kind == "independent" else ("model.embedding=factored",)
         for blocks, number in numbers.items():
-            seconds = SOFTMAX_SECONDS[2**14] + wide_blocks(2**14 // blocks)
-            about: dict[str, Any] = {"called": kind if change else "", "worth": FACTORED, "seconds": seconds}
-            run = softmax(2**14, *change, blocks=blocks, epochs=sweep_epochs(2**14, blocks), **about)
+            run = softmax_of_blocks(2**14, blocks, FACTORED, *change, called=kind if change else "")
             rows.append(factored_row("softmax", PAPERS, kind, blocks, run, number))
     for kind, numbers in (("independent", paper.INDEPENDENT), ("factored", paper.FACTORED)):
         for blocks in (128, 256):  # the paper's number of blocks, and ours
