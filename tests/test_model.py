@@ -308,11 +308,15 @@ def test_language_model_contract(kind):
     check_language_model(model, np.random.default_rng(0))
 
 
-def test_free_emissions_begin_as_far_apart_as_asked():
+@pytest.mark.parametrize(
+    "parameterization,emissions,others",
+    [("scalar", "emission_logits", "transition_logits"), ("neural", "word.weight", "word.bias")],
+)
+def test_emissions_begin_as_far_apart_as_asked(parameterization, emissions, others):
     blocks = small_blocks("scalar")
-    about = {"num_states": blocks.num_states, "num_blocks": 3, "parameterization": "scalar"}
+    about = {"num_states": blocks.num_states, "num_blocks": 3, "parameterization": parameterization}
     near, far = (HMM(ModelConfig(**about, first_spread=spread), blocks, seed=3) for spread in (1.0, 6.0))
-    assert_close(far.emission_logits, 6 * near.emission_logits)
-    assert_close(far.transition_logits, near.transition_logits)
+    assert_close(far.get_parameter(emissions), 6 * near.get_parameter(emissions))
+    assert_close(far.get_parameter(others), near.get_parameter(others))
     with pytest.raises(ConfigError, match="first_spread=0"):
         ModelConfig(first_spread=0.0)

@@ -32,7 +32,7 @@ class ModelConfig:
     hidden_size: int = 256  # h, the width of embeddings and networks
     within: Within = "softmax"  # p(z' | z, m') of block-factored transitions; "low-rank": through tile_width channels
     tile_width: int = 64  # width of the within-block logits of block-factored transitions
-    first_spread: float = 1.0  # scalar: emission logits begin uniform within plus and minus this
+    first_spread: float = 1.0  # how far apart states begin: factor on the first emission logits (scalar: within 1 of 0)
     slot_code: float = 0.0  # >0: slot j of every block starts as "came from block j", with this strength
 
     def __post_init__(self) -> None:

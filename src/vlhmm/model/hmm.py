@@ -148,6 +148,8 @@ class HMM(nn.Module):
                 kaiming_(module.weight, generator)
                 bound = 1 / math.sqrt(module.in_features)
                 nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+        with torch.no_grad():
+            self.word.weight.mul_(config.first_spread)
         # embeddings are the raw target side of a softmax over all states: its first logits must be about 1, not 16
         self.embedding.initialize(generator, 1.0 if factored else 1 / math.sqrt(size))
         if factored:
