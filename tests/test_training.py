@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+import vlhmm
 from models import small_hmm
 from vlhmm.config import override
 from vlhmm.data.corpora import Corpus, load_texts
@@ -25,7 +26,7 @@ from vlhmm.data.files import claimed, replace_atomically
 from vlhmm.data.text import encode
 from vlhmm.data.vocabulary import EOS, UNK, Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, TrainingError
-from vlhmm.evaluation.perplexity import perplexity
+from vlhmm.evaluation.perplexity import evaluate, perplexity
 from vlhmm.experiments.presets import PRESETS, preset
 from vlhmm.training import trainer as trainer_module
 from vlhmm.training.config import TrainingConfig
@@ -107,6 +108,13 @@ def test_every_way_of_training_beats_the_unigram(toy, tmp_path, changes):
     unigram = perplexity(log_unigram[toy.valid.tokens].sum(), toy.valid.num_tokens)
     assert result.finished
     assert result.best_valid < 0.6 * unigram
+
+
+def test_validation_reads_as_many_streams_as_every_evaluation(toy, tmp_path):
+    streams = ["training.batch=streams", "training.num_streams=8", "training.segment_length=100"]
+    result = train(toy, tiny(*streams, "training.context=carry", "training.calibrate=false"), tmp_path / "run")
+    report = evaluate(vlhmm.load(tmp_path / "run"), toy.valid, "carry")
+    assert report.streams == 16 and result.best_valid == pytest.approx(report.perplexity, rel=1e-5)  # float32 on disk
 
 
 CLOSED_FORM = ["training.optimizer=closed-form", "model.parameterization=scalar", "training.state_dropout=0"]

@@ -332,11 +332,8 @@ class Trainer:
         return model
 
     def perplexity(self, weights: dict[str, Tensor]) -> float:
-        """On the validation text."""
-        settings = self.settings
-        return evaluate(
-            self.language_model(weights), self.corpus.valid, settings.context, settings.num_streams
-        ).perplexity
+        """On the validation text, by the rule of training and in as many streams as every evaluation has."""
+        return evaluate(self.language_model(weights), self.corpus.valid, self.settings.context).perplexity
 
     def check(self) -> bool:
         """Validates; keeps the model if it is the best so far. True if it was."""
