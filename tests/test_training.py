@@ -279,9 +279,16 @@ def test_comes_within_two_percent_of_a_known_hmm():
     assert theirs * 0.98 < ours < theirs * 1.02
 
 
-def test_em_m_steps_raise_the_likelihood(toy):
+@pytest.mark.parametrize("parts", [1, 3])
+def test_em_m_steps_raise_the_likelihood(toy, parts):
     """Generalized EM: after optimizer steps on the counts of an E-step the marginal likelihood itself is higher."""
-    config = tiny("training.state_dropout=0", "training.rate=0.003", "training.warmup_steps=0", "training.epochs=100")
+    config = tiny(
+        f"training.m_parts={parts}",
+        "training.state_dropout=0",
+        "training.rate=0.003",
+        "training.warmup_steps=0",
+        "training.epochs=100",
+    )
     import tempfile
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -496,6 +503,17 @@ def test_every_preset_says_how_it_is_trained(name):
         (["training.context=carry"], "needs batch=streams"),
         (["training.optimizer=closed-form", "training.state_dropout=0"], "parameterization=scalar"),
         (["training.optimizer=closed-form", "model.parameterization=scalar"], "needs state_dropout=0"),
+        (["training.m_parts=2", "training.method=gradient"], "belongs to method=em"),
+        (["training.m_parts=2", "model.within=low-rank"], "counts of channels"),
+        (
+            [
+                "training.m_parts=2",
+                "training.optimizer=closed-form",
+                "model.parameterization=scalar",
+                "training.state_dropout=0",
+            ],
+            "no optimizer steps",
+        ),
         (["nonsense"], "name=value"),
     ],
 )

@@ -10,7 +10,7 @@ the gradient of the expected complete log-likelihood streams over row tiles.
 A transition answers:
     tiles(from_group, to_group)     (P, K, K) probabilities of the given block pairs
     rows(states)                    (n, S) probabilities of leaving the given states
-    expected_log_likelihood(...)    sum of counts * log-probabilities, differentiable
+    expected_log_likelihood(...)    sum of counts * log-probabilities, differentiable; of all slots or of some
     sample(states, generator)       a next state for each given one
 """
 
@@ -46,6 +46,8 @@ def runs(from_group: Tensor) -> list[Run]:
     ends = sizes.cumsum(0).tolist()
     return [Run(g, end - n, end) for g, n, end in zip(groups.tolist(), sizes.tolist(), ends, strict=True)]
 
+
+EVERY = slice(None)  # the slots of a block whose rows are looked at: all of them
 
 PAIRS_AT_ONCE = 256  # of tiles that are added up by states: their positions take eight bytes an entry
 ROWS_AT_ONCE = 512  # of the transition matrix: enough for matrix products to run at full speed, 32 MB at 2^14 columns
@@ -152,18 +154,22 @@ class Softmax:
         counts: TileCounts,
         value: bool = True,
         tiles: TileCounts | None = None,
+        slots: slice = EVERY,
     ) -> Tensor:
-        """sum_p sum_ij counts[p, i, j] log A[p, i, j]; its gradient streams over a few hundred rows at a time.
+        """sum_p sum_ij counts[p, i, j] log A[p, i, j] over the `slots` i; its gradient streams over a few hundred rows at a
+        time.
 
         Without `value` the number itself is left out (it is 0), which saves a pass; the gradient is the same. Tiles that
-        are known already do not help here: the gradient needs whole rows.
+        are known already do not help here: the gradient needs whole rows. Where groups share states, `slots` are states.
         """
         if self.logits is not None:
-            return self.scalar_log_likelihood(from_group, to_group, counts)
+            return self.scalar_log_likelihood(from_group, to_group, counts[:, slots], slots)
         if not self.partition:
             matrix = self.counts_of_states(from_group, to_group, counts)
-            return _SharedSoftmax.apply(self.source, self.target, matrix, self.enterable, value)
-        return _StreamedSoftmax.apply(self.source, self.target, self, from_group, to_group, counts, value)
+            return _SharedSoftmax.apply(self.source, self.target, matrix, self.enterable, value, slots)
+        return _StreamedSoftmax.apply(
+            self.source, self.target, self, from_group, to_group, counts[:, slots], value, slots
+        )
 
     def counts_of_states(
         self, from_group: Groups, to_group: Groups, counts: TileCounts
@@ -178,12 +184,12 @@ class Softmax:
             matrix.view(-1).scatter_add_(0, where.view(-1), tiles.reshape(-1))
         return matrix
 
-    def scalar_log_likelihood(self, from_group: Tensor, to_group: Tensor, counts: Tensor) -> Tensor:
+    def scalar_log_likelihood(self, from_group: Tensor, to_group: Tensor, counts: Tensor, slots: slice) -> Tensor:
         assert self.logits is not None
         value = torch.zeros((), dtype=counts.dtype, device=counts.device)
         allowed = columns_to_log(self.enterable, counts.dtype)
         for group, first, last in runs(from_group):
-            states = self.states_of_group[group]
+            states = self.states_of_group[group, slots]
             log_rows = (self.logits[states] if allowed is None else self.logits[states] + allowed).log_softmax(-1)
             dense = counts.new_zeros(len(states), self.num_states)
             add_tiles(dense, to_group[first:last], counts[first:last])
@@ -204,16 +210,16 @@ class _StreamedSoftmax(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, source, target, softmax: Softmax, from_group, to_group, counts, with_value):
+    def forward(ctx, source, target, softmax: Softmax, from_group, to_group, counts, with_value, slots):
         source, target = source.detach(), target.detach()
         d_source, d_target = torch.zeros_like(source), torch.zeros_like(target)
-        num_slots = counts.shape[1]
+        num_rows = counts.shape[1]  # of a block: those of `slots`
         value = torch.zeros((), dtype=torch.float64, device=source.device)
         allowed = columns_to_log(softmax.enterable, source.dtype)
-        buffer = source.new_empty(max(num_slots, ROWS_AT_ONCE), target.shape[0])
-        departures = counts.sum(dim=-1)  # (P, K)
-        for tile in row_tiles(from_group, num_slots):
-            states = softmax.states_of_group[[run.group for run in tile]].flatten()
+        buffer = source.new_empty(max(num_rows, ROWS_AT_ONCE), target.shape[0])
+        departures = counts.sum(dim=-1)  # (P, rows)
+        for tile in row_tiles(from_group, num_rows):
+            states = softmax.states_of_group[[run.group for run in tile], slots].flatten()
             ours = source[states]
             scores = torch.mm(ours, target.t(), out=buffer[: len(states)])
             if allowed is not None:
@@ -221,11 +227,11 @@ class _StreamedSoftmax(torch.autograd.Function):
             totals = torch.cat([departures[run.first : run.last].sum(0) for run in tile])
             if with_value:
                 value -= (totals * scores.logsumexp(-1)).sum(dtype=torch.float64)
-                for run, rows in zip(tile, scores.split(num_slots), strict=True):
+                for run, rows in zip(tile, scores.split(num_rows), strict=True):
                     value += dot_tiles(rows, to_group[run.first : run.last], counts[run.first : run.last])
             torch.softmax(scores, -1, out=scores)
             scores *= -totals[:, None]
-            for run, rows in zip(tile, scores.split(num_slots), strict=True):
+            for run, rows in zip(tile, scores.split(num_rows), strict=True):
                 add_tiles(rows, to_group[run.first : run.last], counts[run.first : run.last])
             d_source.index_add_(0, states, scores @ target)
             d_target.addmm_(scores.t(), ours)
@@ -235,19 +241,19 @@ class _StreamedSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         d_source, d_target = ctx.saved_tensors
-        return gradients[0] * d_source, gradients[0] * d_target, None, None, None, None, None
+        return gradients[0] * d_source, gradients[0] * d_target, None, None, None, None, None, None
 
 
 def dot_tiles(rows: Tensor, to_group: Tensor, tiles: Tensor) -> Tensor:
-    """sum of tiles * the same entries of `rows` (K, S)."""
-    entries = rows.view(len(rows), -1, len(rows))[:, to_group].transpose(0, 1)
+    """sum of tiles (P, rows, K) * the same entries of `rows` (rows, S)."""
+    entries = rows.view(len(rows), -1, tiles.shape[-1])[:, to_group].transpose(0, 1)
     used = tiles > 0  # a dropped column has score -inf and no counts
     return (tiles[used] * entries[used]).sum(dtype=torch.float64)
 
 
 def add_tiles(rows: Tensor, to_group: Tensor, tiles: Tensor) -> None:
-    """Adds the tiles to their columns of `rows` (K, S), in place."""
-    grouped = rows.view(len(rows), -1, len(rows)).transpose(0, 1)
+    """Adds the tiles (P, rows, K) to their columns of `rows` (rows, S), in place."""
+    grouped = rows.view(len(rows), -1, tiles.shape[-1]).transpose(0, 1)
     grouped.index_add_(0, to_group, tiles)
 
 
@@ -255,7 +261,7 @@ class _SharedSoftmax(torch.autograd.Function):
     """As `_StreamedSoftmax`, from counts by states (S, S): only columns that may be entered and rows with counts."""
 
     @staticmethod
-    def forward(ctx, source, target, counts, enterable, with_value):
+    def forward(ctx, source, target, counts, enterable, with_value, slots):
         source, target = source.detach(), target.detach()
         d_source, d_target = torch.zeros_like(source), torch.zeros_like(target)
         every = torch.arange(len(source), device=source.device)
@@ -264,7 +270,7 @@ class _SharedSoftmax(torch.autograd.Function):
         entered = target[columns]
         d_entered = torch.zeros_like(entered)
         value = torch.zeros((), dtype=torch.float64, device=source.device)
-        for states in every[totals > 0].split(ROWS_AT_ONCE):
+        for states in every[slots][totals[slots] > 0].split(ROWS_AT_ONCE):
             scores, ours = source[states] @ entered.t(), counts[states][:, columns]
             if with_value:
                 log_rows = scores - scores.logsumexp(-1, keepdim=True)
@@ -279,7 +285,7 @@ class _SharedSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         d_source, d_target = ctx.saved_tensors
-        return gradients[0] * d_source, gradients[0] * d_target, None, None, None
+        return gradients[0] * d_source, gradients[0] * d_target, None, None, None, None
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,23 +370,26 @@ class BlockFactored:
         counts: TileCounts,
         value: bool = True,
         tiles: TileCounts | None = None,
+        slots: slice = EVERY,
     ) -> Tensor:
-        """sum_p sum_ij counts[p, i, j] log A[p, i, j]: a block part and a within-block part.
+        """sum_p sum_ij counts[p, i, j] log A[p, i, j] over the `slots` i: a block part and a within-block part.
 
         Without `value` the number of the second part is left out, which saves a pass; the gradient is the same. So it is
         with the `tiles` of these very pairs and parameters, where they are known already: they are not made again.
         """
-        departures = counts.sum(-1)  # (P, K): expected moves from a state into a block
-        block_part = (departures * self.log_block[from_group, :, to_group]).sum()
+        counts = counts[:, slots]
+        departures = counts.sum(-1)  # (P, rows): expected moves from a state into a block
+        block_part = (departures * self.log_block[from_group, slots, to_group]).sum()
         if self.logits is not None:
-            scores = self.logits[from_group, to_group]
+            scores = self.logits[from_group, to_group, slots]
             allowed = columns_to_log(self.enterable, scores.dtype)
             if allowed is not None:
                 scores = scores + allowed[to_group][:, None]
             used = counts > 0
             return block_part + (counts[used] * scores.log_softmax(-1)[used]).sum()
+        known = None if tiles is None else tiles[:, slots]
         within = _TiledSoftmax.apply(
-            self.source, self.target, self, from_group, to_group, counts, departures, value, tiles
+            self.source, self.target, self, from_group, to_group, counts, departures, value, known, slots
         )
         return block_part + within
 
@@ -403,7 +412,17 @@ class _TiledSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, source, target, transition: BlockFactored, from_group, to_group, counts, departures, with_value, known
+        ctx,
+        source,
+        target,
+        transition: BlockFactored,
+        from_group,
+        to_group,
+        counts,
+        departures,
+        with_value,
+        known,
+        slots,
     ):
         source, target, log_block = source.detach(), target.detach(), transition.log_block.detach()
         d_source, d_target = torch.zeros_like(source), torch.zeros_like(target)
@@ -411,17 +430,18 @@ class _TiledSoftmax(torch.autograd.Function):
         allowed = columns_to_log(transition.enterable, source.dtype)
         widest = max((last - first for _, first, last in runs(from_group)), default=0)
         buffer = counts.new_empty(widest * counts[0].numel() if len(counts) else 0)
-        num_slots = counts.shape[1]
-        alive = [num_slots] * len(source) if transition.enterable is None else transition.enterable.sum(1).tolist()
+        num_rows = counts.shape[1]
+        alive = transition.enterable
+        living = [num_rows] * len(source) if alive is None else alive[:, slots].sum(1).tolist()
         for group, first, last in runs(from_group):
-            rows = alive[group]  # states after them, in a block smaller than others, are never left
+            rows = living[group]  # states after them, in a block smaller than others, are never left
             to, tiles = to_group[first:last], counts[first:last, :rows]
-            entered, ours = target[to], source[group, :rows]  # (n, K, w), (rows, w)
+            entered, ours = target[to], source[group, slots][:rows]  # (n, K, w), (rows, w)
             scores = buffer[: tiles.numel()].view(tiles.shape)
             weight = -departures[first:last, :rows]
             if known is not None and not with_value:
                 # a tile is p(block | z) p(z' | z, block): the second factor is what the softmax would give
-                into_block = log_block[group, :rows][:, to].exp().t().clamp(min=torch.finfo(scores.dtype).tiny)
+                into_block = log_block[group, slots][:rows, to].exp().t().clamp(min=torch.finfo(scores.dtype).tiny)
                 torch.mul(known[first:last, :rows], (weight / into_block)[..., None], out=scores)
             else:
                 torch.matmul(ours, entered.transpose(1, 2), out=scores)
@@ -434,7 +454,7 @@ class _TiledSoftmax(torch.autograd.Function):
                 torch.softmax(scores, -1, out=scores)
                 scores *= weight[..., None]
             scores += tiles  # d(expected log-likelihood) / d(logit)
-            d_source[group, :rows] = torch.bmm(scores, entered).sum(0)
+            d_source[group, slots][:rows] = torch.bmm(scores, entered).sum(0)
             d_target.index_add_(0, to, torch.matmul(scores.transpose(1, 2), ours))
         ctx.save_for_backward(d_source, d_target)
         return value.to(source.dtype)
@@ -442,4 +462,4 @@ class _TiledSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         d_source, d_target = ctx.saved_tensors
-        return gradients[0] * d_source, gradients[0] * d_target, None, None, None, None, None, None, None
+        return gradients[0] * d_source, gradients[0] * d_target, *[None] * 8

@@ -26,6 +26,7 @@ class TrainingConfig:
     em_tokens: int | None = None  # em: tokens an E-step; none: the whole training text
     extra_tokens: int | None = None  # em: tokens of an extra text an E-step; none: as many as the training text has
     m_steps: int = 3  # em: optimizer steps an E-step
+    m_parts: int = 1  # em: each of them looks at the transitions out of one state in so many, in turn
     guide_weight: float = 0.0  # em: of a teacher's evidence about the states (train --guide)
     guide_full: float = 0.6  # the share of training with all of it ...
     guide_until: float = 0.95  # ... and with some of it
@@ -57,6 +58,7 @@ class TrainingConfig:
             "batch_tokens",
             "accumulate",
             "m_steps",
+            "m_parts",
             "epochs",
             "rate",
             "clip",
@@ -108,6 +110,10 @@ class TrainingConfig:
             raise ConfigError(f"extra_tokens={self.extra_tokens} must be at least 1, or none for as many as there are")
         if self.method == "gradient" and self.optimizer == "closed-form":
             raise ConfigError("optimizer=closed-form belongs to method=em; gradient training takes adamw")
+        if self.m_parts > 1 and self.method != "em":
+            raise ConfigError(f"m_parts={self.m_parts} belongs to method=em; set it to 1")
+        if self.m_parts > 1 and self.optimizer == "closed-form":
+            raise ConfigError(f"m_parts={self.m_parts}: optimizer=closed-form takes no optimizer steps; set it to 1")
         if self.optimizer == "closed-form" and self.average:
             raise ConfigError("optimizer=closed-form sets all weights anew in every step; it takes average=0")
         if self.smoothing and self.optimizer != "closed-form":
@@ -133,5 +139,9 @@ class RunConfig:
             raise ConfigError(f"format_version={self.format_version}: this vlhmm writes {FORMAT_VERSION}, and no other")
         if self.training.optimizer == "closed-form" and self.model.parameterization != "scalar":
             raise ConfigError("optimizer=closed-form sets free parameters; it needs model.parameterization=scalar")
+        if self.training.m_parts > 1 and self.model.within == "low-rank":
+            raise ConfigError(
+                f"m_parts={self.training.m_parts}: low-rank transitions have counts of channels, not of states; set it to 1"
+            )
         if self.training.embedding_dropout and self.model.parameterization == "scalar":
             raise ConfigError("embedding_dropout needs embeddings; it does not go with model.parameterization=scalar")

@@ -193,17 +193,24 @@ def expected_log_likelihood(
     pairs: Pairs,
     value: bool = True,
     tiles: Tensor | None = None,
+    part: int = 0,
+    parts: int = 1,
 ) -> Tensor:
     """sum over all counts of count * log-potential, differentiable in the parameters.
 
     Without `value` the transitions' part of the number is left out, but not of the gradient: a pass less. `tiles` are
-    those of the E-step, if the parameters have not changed since.
+    those of the E-step, if the parameters have not changed since. With several `parts` the transitions out of every
+    parts-th state of a block stand for those of all: the mean over `part` = 0 .. parts - 1 is the whole sum.
     """
 
     def dot(count: Tensor, log_table: Tensor) -> Tensor:
         # a state that cannot be entered has log-probability -inf and no counts
         return (count * log_table.clamp(min=torch.finfo(log_table.dtype).min)).sum()
 
-    of_moves: Any = counts if isinstance(counts, ChannelCounts) else counts.tiles
-    moves = potentials.transition.expected_log_likelihood(*pairs, of_moves, value, tiles)
-    return dot(counts.start, potentials.log_start) + dot(counts.emission, potentials.log_emission) + moves
+    rest = dot(counts.start, potentials.log_start) + dot(counts.emission, potentials.log_emission)
+    transition: Any = potentials.transition
+    if isinstance(counts, ChannelCounts):
+        return rest + transition.expected_log_likelihood(*pairs, counts, value)
+    parts = min(parts, counts.tiles.shape[1])  # no part is empty
+    slots = slice(part % parts, None, parts)
+    return rest + parts * transition.expected_log_likelihood(*pairs, counts.tiles, value, tiles, slots)

@@ -276,11 +276,20 @@ class Trainer:
             rate = rate_at(self.settings, self.step, self.total_steps, self.plateau)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
-            for m_step in range(self.settings.m_steps if self.settings.method == "em" else 1):
+            m_steps, parts = (self.settings.m_steps, self.settings.m_parts) if self.settings.method == "em" else (1, 1)
+            for m_step in range(m_steps):
                 if m_step:
                     potentials = self.hmm.potentials(kept)
                 tiles = expected.tiles if m_step == 0 else None  # later steps have moved the parameters
-                gained = expected_log_likelihood(potentials, expected.counts, expected.pairs, value=False, tiles=tiles)
+                gained = expected_log_likelihood(
+                    potentials,
+                    expected.counts,
+                    expected.pairs,
+                    value=False,
+                    tiles=tiles,
+                    part=self.step * m_steps + m_step,
+                    parts=parts,
+                )
                 loss = -gained / expected.tokens
                 self.optimizer.zero_grad(set_to_none=True)
                 loss.backward()
