@@ -14,7 +14,7 @@ from models import VOCABULARY, small_hmm
 from vlhmm.baselines.training import build_model, default_config
 from vlhmm.cli.main import main
 from vlhmm.config import override
-from vlhmm.data.batches import sentence_batches
+from vlhmm.data.batches import sentence_batches, stream_batches
 from vlhmm.data.corpora import load_texts
 from vlhmm.data.text import encode
 from vlhmm.errors import ConfigError
@@ -25,7 +25,15 @@ from vlhmm.training import dry_run as dry_run_module
 from vlhmm.training import guide as guide_module
 from vlhmm.training.config import TrainingConfig
 from vlhmm.training.expectation import expectation, prepare
-from vlhmm.training.guide import LEAST, Guided, k_means, make_evidence, squared_distances, what_is_said
+from vlhmm.training.guide import (
+    LEAST,
+    Guided,
+    k_means,
+    make_evidence,
+    squared_distances,
+    vectors_of,
+    what_is_said,
+)
 from vlhmm.training.schedule import guide_weight_at
 from vlhmm.training.trainer import train
 
@@ -259,6 +267,16 @@ def test_evidence_is_its_formula(monkeypatch):
     assert (evidence[~live] == torch.tensor(LEAST).half()).all()
 
 
+def test_a_teacher_reads_on_where_a_stream_continues():
+    text = encode(LINES, VOCABULARY)
+    batches = stream_batches(text, 3, 2, VOCABULARY.eos, "carry")  # three streams of three tokens
+    assert [batch.continues for batch in batches] == [False, True]
+    found = vectors_of(teacher, [*batches, *batches])  # read again, they begin again
+    whole = teacher.vectors_after(torch.from_numpy(text.tokens).view(3, 3))
+    for first, second in (found[:2], found[2:]):
+        torch.testing.assert_close(torch.cat([first.view(3, 2, 3), second.view(3, 1, 3)], dim=1), whole)
+
+
 def test_vectors_after_a_word_are_what_the_next_is_predicted_from():
     for kind in ("ff", "lstm"):
         model = build_model(kind, VOCABULARY, replace(default_config(kind), hidden_size=5))
@@ -349,10 +367,14 @@ class RemembersFirst:
         return words[..., None].expand(shape), self.vectors_after(tokens)[:, :, None].expand(*shape, 8)
 
 
-@pytest.mark.parametrize("how", ["silent", "drawing", "extra", "writing"])
+STREAMS = ["training.batch=streams", "training.context=carry", "training.num_streams=4", "training.segment_length=16"]
+
+
+@pytest.mark.parametrize("how", ["silent", "drawing", "extra", "writing", "streams"])
 def test_training_is_guided_then_free_and_goes_on_to_the_same_bits(texts, tmp_path, how):
     few = texts.valid.num_tokens // 3  # an extra text in three parts, one an E-step
-    changes = {"drawing": ["training.guide_draws=3"], "writing": [f"training.guide_text={3 * few}"]}.get(how, [])
+    of_how = {"drawing": ["training.guide_draws=3"], "writing": [f"training.guide_text={3 * few}"], "streams": STREAMS}
+    changes = of_how.get(how, [])
     if how == "extra":
         texts = texts._replace(extra=texts.valid)
     config = guided_config(
@@ -440,9 +462,12 @@ def test_misuse_is_refused(texts, tmp_path):
             guided_config("training.guide_weight=0", f"training.{name}=2")
     with pytest.raises(ConfigError, match="cannot be used with guide_text=9"):
         guided_config("training.guide_draws=2", "training.guide_text=9")
-    for change in ("training.em_tokens=100", "training.context=carry", "training.method=gradient"):
+    for change in ("training.em_tokens=100", "training.batch=streams", "training.method=gradient"):
         with pytest.raises(ConfigError, match="a guide needs training.method=em"):
             guided_config(change)
+    for name in ("guide_draws", "guide_text"):
+        with pytest.raises(ConfigError, match="speaks line by line"):
+            guided_config("training.batch=streams", "training.context=carry", f"training.{name}=2")
     with pytest.raises(ConfigError, match="guide_share=1"):
         guided_config("training.guide_share=1")
     with pytest.raises(ConfigError, match="0 <= guide_full <= guide_until <= 1"):

@@ -94,16 +94,15 @@ class TrainingConfig:
             )
         if not 0 < self.guide_share < 1:
             raise ConfigError(f"guide_share={self.guide_share} must lie between 0 and 1")
-        if self.guide_weight and (self.method, self.batch, self.context, self.em_tokens) != (
-            "em",
-            "sentences",
-            "reset",
-            None,
-        ):
+        by_lines = (self.batch, self.context) == ("sentences", "reset")
+        by_streams = (self.batch, self.context) == ("streams", "carry")
+        if self.guide_weight and not (self.method == "em" and self.em_tokens is None and (by_lines or by_streams)):
             raise ConfigError(
-                "a guide needs training.method=em, training.batch=sentences, training.context=reset and no "
-                "training.em_tokens: its evidence is about the same lines in every E-step"
+                "a guide needs training.method=em, no training.em_tokens, and training.batch=sentences with context=reset "
+                "or batch=streams with context=carry: its evidence is about the same rows in every E-step"
             )
+        if (self.guide_draws or self.guide_text) and not by_lines:
+            raise ConfigError("guide_draws and guide_text need training.batch=sentences: a teacher speaks line by line")
         if self.em_tokens is not None and self.em_tokens < 1:
             raise ConfigError(f"em_tokens={self.em_tokens} must be at least 1, or none for the whole text")
         if self.extra_tokens is not None and self.extra_tokens < 1:

@@ -36,7 +36,7 @@ class Teacher(Protocol):
     """A neural language model."""
 
     def vectors_after(self, tokens: Int[Tensor, "row time"]) -> Float[Tensor, "row time width"]:
-        """A vector after each token of rows that begin a line: what the next word is predicted from."""
+        """A vector after each token of rows that begin a text: what the next word is predicted from."""
 
     def draws_after(
         self, tokens: Int[Tensor, "row time"], num_draws: int, generator: torch.Generator
@@ -134,6 +134,21 @@ class Said(NamedTuple):
     evidence: Evidence  # after the words
 
 
+def vectors_of(teacher: Teacher, batches: list[Batch]) -> list[Float[Tensor, "token width"]]:
+    """The teacher's vectors after every token of each batch; where a batch continues the one before, so does its reading."""
+    texts: list[list[Batch]] = []
+    for batch in batches:
+        if batch.continues:
+            texts[-1].append(batch)
+        else:
+            texts.append([batch])
+    found: list[Tensor] = []
+    for segments in texts:
+        vectors = teacher.vectors_after(torch.cat([batch.tokens.cpu() for batch in segments], dim=1))
+        found += (part.flatten(0, 1) for part in vectors.split([batch.tokens.shape[1] for batch in segments], dim=1))
+    return found
+
+
 @torch.no_grad()
 def make_evidence(
     teacher: Teacher,
@@ -143,8 +158,8 @@ def make_evidence(
     num_slots: int,
     generator: torch.Generator,
 ) -> tuple[list[Evidence], Clusters]:
-    """The evidence about every token of the batches, whose rows each begin a line, and the clusters it comes from."""
-    vectors = [teacher.vectors_after(batch.tokens.cpu()).flatten(0, 1) for batch in batches]
+    """The evidence about every token of the batches and the clusters it comes from."""
+    vectors = vectors_of(teacher, batches)
     groups = [groups_of(batch, group_of_word) for batch in batches]
     clusters = clustered(torch.cat(vectors), torch.cat(groups), num_alive, generator)
     found = (clusters.evidence(*each, num_slots) for each in zip(vectors, groups, strict=True))
