@@ -19,7 +19,8 @@ FIGURES = ("figure-states", "figure-factored")
 
 LEGEND = (
     "Perplexities are valid / test, of the model best on valid. reset: every line from the start "
-    "distribution; carry: the state runs on over line ends, in 16 streams, as the paper evaluates. "
+    "distribution; carry: the state runs on over line ends, in 16 streams, as the paper evaluates (through transitions "
+    "out of `<eos>` that an HMM trained by reset has seen no text for). "
     "Wall time is training with its validations."
 )
 
