@@ -5,11 +5,11 @@ trained the run, for the commit's sake.
 """
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
 from vlhmm.bench.machine import commit, describe
+from vlhmm.data.files import write_atomically
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 
@@ -44,5 +44,5 @@ def trial(run: Path, name: str, command: str, note: str) -> dict:
 if __name__ == "__main__":
     folder, name, command, note = sys.argv[1:]
     record = trial(Path(folder), name, command, note)
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    shutil.copyfile(Path(folder) / "journal.jsonl", RESULTS / f"{name}.jsonl")
+    write_atomically(RESULTS / f"{name}.json", (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
+    write_atomically(RESULTS / f"{name}.jsonl", (Path(folder) / "journal.jsonl").read_bytes())
