@@ -147,6 +147,19 @@ def test_runs_are_taken_in_the_order_of_worth(tmp_path):
     assert len(every) == len(set(every))
 
 
+def test_every_teacher_is_a_row_that_is_trained_before_its_students():
+    rows = tables.table("table1")
+    by_name = {row.full_name: row.run for row in rows if row.run is not None}
+    order = [task.row.full_name for task in reproduce.missing(rows, Store("nowhere"), 0)]
+    students = [row for row in rows if row.run is not None and getattr(row.run.recipe, "teacher", None)]
+    assert {row.run.recipe.teacher.name for row in students} == {"lstm", "lstm-short"}
+    for row in students:
+        name = f"{row.corpus}/{row.run.recipe.teacher.name}"
+        assert by_name[name].recipe == row.run.recipe.teacher
+        assert by_name[name].name == row.run.recipe.teacher.run_name(row.corpus)
+        assert order.index(name) < order.index(row.full_name)
+
+
 # ---- running
 
 

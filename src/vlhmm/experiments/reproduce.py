@@ -304,7 +304,7 @@ def taught(recipe: Hmm, corpus: Corpus, place: Place) -> "tuple[Teacher, float]"
     if record is None or not record.is_finished or not (home / "model.safetensors").exists():
         raise ConfigError(
             f"the teacher {name} is not trained in {home}; run vlhmm reproduce table1 --only "
-            f"{corpus.name}/{recipe.teacher.kind} first"
+            f"{corpus.name}/{recipe.teacher.name} first"
             + (f" (its record is kept, its model is gone: remove {place.store.path(name, 0)})" if record else "")
         )
     for setting, before, now in differences(record, recipe.teacher):

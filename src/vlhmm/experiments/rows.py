@@ -59,10 +59,16 @@ class Neural:
 
     kind: str  # ff or lstm
     changes: tuple[str, ...] = ()
+    called: str = ""  # tells it from another of its kind
+
+    @property
+    def name(self) -> str:
+        """Of its row in table 1."""
+        return f"{self.kind}-{self.called}" if self.called else self.kind
 
     def run_name(self, corpus: str) -> str:
         """Its own run's, which a student's teacher is taken from."""
-        return f"{corpus}-{self.kind}"
+        return f"{corpus}-{self.name}"
 
     def config(self, seed: int = 0) -> BaselineConfig:
         from vlhmm.baselines.training import default_config
