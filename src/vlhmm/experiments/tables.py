@@ -186,7 +186,7 @@ GUIDES = {
         "that our LSTM wrote",
     ),
     "read-65536": Guide(
-        "ours, in 512 blocks, guided by our LSTM of 10 epochs, its text read too",
+        f"ours, in 512 blocks, guided by our LSTM of {SHORT_EPOCHS} epochs, its text read too",
         2.4,
         (
             "model.num_states=65536",
@@ -336,7 +336,7 @@ def table1() -> list[Row]:
     return [
         *main_rows("ptb", ptb, softmax_of_size(2**15), em_of_size(main)),
         main_row("ptb", "vlhmm-carry", "VL-HMM, ours, trained with its state carried", carried("ptb"), "vlhmm"),
-        main_row("ptb", "lstm-short", "2x256 LSTM, 10 epochs, a teacher", teacher, "lstm"),
+        main_row("ptb", "lstm-short", f"2x256 LSTM, {SHORT_EPOCHS} epochs, a teacher", teacher, "lstm"),
         *(guided_row("ptb", how) for how in GUIDES),
         *main_rows(
             "wikitext-2",
