@@ -444,13 +444,9 @@ def papers_constraint(constraint: str, states: int, k: int | None, blocks: int |
 
 
 def softmax_of_blocks(states: int, blocks: int, worth: int, *changes: str, called: str = "") -> Run:
-    """The paper's model in so many blocks. At 2^14 states, but for its own 128, as many optimizer steps in a third of the
-    epochs: there an epoch costs up to three times as much."""
-    few = states == 2**14 and blocks != 128
-    epochs, m_steps = (EM_EPOCHS // 3, 9) if few else (EM_EPOCHS, 3)
-    seconds = (SOFTMAX_SECONDS[states] + wide_blocks(states // blocks)) * (2 if few else 1)
-    about: dict[str, Any] = {"called": called, "worth": worth, "seconds": seconds}
-    return softmax(states, *changes, blocks=blocks, epochs=epochs, m_steps=m_steps, **about)
+    """The paper's model in so many blocks."""
+    seconds = SOFTMAX_SECONDS[states] + wide_blocks(states // blocks)
+    return softmax(states, *changes, blocks=blocks, called=called, worth=worth, seconds=seconds)
 
 
 def row3(run: Run, shape: Shape, family: str, short: str, reported: paper.Reported | None) -> Row:
