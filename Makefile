@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow lint clean
+.PHONY: demo test slow lint reproduce bench clean
 
 demo: $(READY)
 	$(VENV)/bin/vlhmm demo
@@ -14,8 +14,16 @@ test: $(READY)
 slow: $(READY)
 	$(VENV)/bin/python -m pytest -m slow
 
+# The paper's tables beside ours: make reproduce TABLE=table1 [ARGS='--dry-run']
+reproduce: $(READY)
+	$(VENV)/bin/python -m paper $(or $(TABLE),table1) $(ARGS)
+
+# How fast this machine trains, scores and answers: make bench [ARGS=--quick]
+bench: $(READY)
+	$(VENV)/bin/python -m benchmarks $(ARGS)
+
 lint: $(READY)
-	$(VENV)/bin/ruff check src tests
+	$(VENV)/bin/ruff check src tests paper benchmarks examples docs
 	$(VENV)/bin/mypy
 
 $(READY): pyproject.toml

@@ -8,8 +8,8 @@ import json
 import sys
 from pathlib import Path
 
-from vlhmm.bench.machine import commit, describe
-from vlhmm.data.files import write_atomically
+from benchmarks.machine import commit, describe
+from vlhmm.data.atomic_io import write_atomically
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 

@@ -1,6 +1,6 @@
 """Writes the records in results/ into README.md and docs/experiments.md, between their markers, and docs/settings.md.
 
-`python docs/render_results.py`. The paper's tables are rendered by `vlhmm reproduce all --render --write-docs`; this
+`python docs/render_results.py`. The paper's tables are rendered by `python -m paper all --render --write-docs`; this
 page maker has the runs and measurements that stand beside them, so that no number is typed by hand.
 """
 
@@ -44,7 +44,7 @@ def runs_table() -> str:
 
 
 def bench_table() -> str:
-    """What `vlhmm bench` measured."""
+    """What `python -m benchmarks` measured."""
     bench = record("bench")
     if bench is None:
         return "Not measured yet."
@@ -72,7 +72,7 @@ def bench_table() -> str:
         ("its largest difference from the log-space twin, nats a token", shown("scoring_max_abs_diff", "{:.1e}")),
     ]  # fmt: skip
     asked = record("bench-queries")
-    if asked is not None:  # by `vlhmm bench queries`
+    if asked is not None:  # by `python -m benchmarks queries`
         rows += [
             ("queries at 2^15 states: next word after a context", f"{asked['next_ms']:.0f} ms"),
             ("sampling", f"{asked['sample_tokens_per_s']:,.0f} tokens/s"),

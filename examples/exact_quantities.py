@@ -6,7 +6,7 @@ python examples/exact_quantities.py RUN
 import sys
 
 import vlhmm
-from vlhmm.queries import entropy_rate, kl_on_text, phrase_probability
+from vlhmm.queries.information import entropy_rate, kl_on_text, phrase_probability
 
 model = vlhmm.load(sys.argv[1])
 

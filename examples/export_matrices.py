@@ -6,7 +6,7 @@ python examples/export_matrices.py RUN [OUT.npz]
 import sys
 
 import vlhmm
-from vlhmm.queries import export, load_export
+from vlhmm.analysis.export import export, load_export
 
 model = vlhmm.load(sys.argv[1])
 written = export(model, sys.argv[2] if len(sys.argv) > 2 else "matrices.npz")

@@ -6,7 +6,7 @@ python examples/verify_model.py RUN
 import sys
 
 import vlhmm
-from vlhmm.queries import verify
+from vlhmm.analysis.verify import verify
 
 checks = verify(vlhmm.load(sys.argv[1]), num_texts=2, seed=1)
 for check in checks:

@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from vlhmm.blocks.structure import Blocks
+from vlhmm.clustering.blocks import Blocks
+from vlhmm.components.config import ModelConfig
 from vlhmm.data.vocabulary import EOS, UNK, Vocabulary
-from vlhmm.model.config import ModelConfig
-from vlhmm.model.hmm import HMM
+from vlhmm.hmm import HMM
 
 VOCABULARY = Vocabulary((EOS, UNK, "a", "b", "c", "d", "e"))
 

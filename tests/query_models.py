@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dense_hmm import DenseModel, random_model
 from models import KINDS, VOCABULARY, small_hmm
-from vlhmm.model.tables import Tables
+from vlhmm.distributions import Tables
 
 RULES = ("reset", "carry")
 MANY = settings(deadline=None, max_examples=60, derandomize=True)

@@ -42,17 +42,22 @@ def test_imports_point_down():
 @pytest.mark.parametrize(
     ("before", "after", "broken"),
     [
-        ("    cli\n    experiments\n", "    experiments\n    cli\n", "vlhmm.cli is not allowed to import"),
+        ("    cli\n    api\n", "    api\n    cli\n", "vlhmm.cli is not allowed to import"),
         (
-            "    model\n    inference | blocks\n",
-            "    model | inference | blocks\n",
-            "vlhmm.model is not allowed to import",
+            "    components\n    inference | clustering\n",
+            "    components | inference | clustering\n",
+            "vlhmm.components is not allowed to import",
         ),
-        ("    bench\n", "", "vlhmm.bench"),  # a room without a place
+        ("    lattice\n", "", "vlhmm.lattice"),  # a package without a place
         (
-            "    vlhmm.blocks\n    vlhmm.config\n",
+            "    vlhmm.clustering\n    vlhmm.config\n    vlhmm.errors\n",
             "    vlhmm.inference\n",
             "vlhmm.inference is not allowed to import torch",
+        ),
+        (
+            "source_modules =\n    vlhmm\nforbidden_modules =\n    paper\n",
+            "source_modules =\n    paper\nforbidden_modules =\n    vlhmm\n",
+            "paper is not allowed to import vlhmm",
         ),
     ],
 )
@@ -68,8 +73,8 @@ def test_the_proof_can_fail(tmp_path, before, after, broken):
 
 WITHOUT_TORCH = {
     "import vlhmm": "import vlhmm",
-    "text, vocabularies and blocks": "import vlhmm.data, vlhmm.blocks.structure",
-    "presets": "import vlhmm.experiments.presets",
+    "text, vocabularies and blocks": "import vlhmm.data, vlhmm.clustering.blocks",
+    "presets": "import vlhmm.training.presets",
     "vlhmm --help": "from vlhmm.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass",
     "the help of every verb": (
         "from vlhmm.cli.main import available, main\n"

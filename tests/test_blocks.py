@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlhmm.blocks import (
+from vlhmm.clustering import (
     Blocks,
     allocate_states,
     frequency_blocks,

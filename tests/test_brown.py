@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlhmm.blocks import _kernels, average_mutual_information, brown_clusters, cluster_words, read_paths
-from vlhmm.blocks.bigrams import count_bigrams, count_class_pairs
-from vlhmm.blocks.brown import merge_classes, merge_words, number_blocks, paths_of_merges, place_unseen
-from vlhmm.blocks.exchange import exchange
 from vlhmm.cli import cluster
+from vlhmm.clustering import _kernels, average_mutual_information, brown_clusters, cluster_words, read_paths
+from vlhmm.clustering.bigrams import count_bigrams, count_class_pairs
+from vlhmm.clustering.brown import merge_classes, merge_words, number_blocks, paths_of_merges, place_unseen
+from vlhmm.clustering.exchange import exchange
 from vlhmm.errors import ConfigError, DataError
 
 # Sums are of numbers rounded to 2^-24; a text here has fewer than a hundred pairs.

@@ -13,9 +13,9 @@ import vlhmm
 from models import KINDS, small_hmm
 from test_training import GRADIENT, tiny, toy  # noqa: F401
 from vlhmm.data.text import encode, lines, shards
+from vlhmm.distributions import Tables
 from vlhmm.errors import CheckpointError, ConfigError
 from vlhmm.evaluation.perplexity import evaluate
-from vlhmm.model.tables import Tables
 from vlhmm.training import trainer as trainer_module
 from vlhmm.training.calibration import MOST, Factors, last_layers, scaled, search
 from vlhmm.training.trainer import train

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from vlhmm.inference import channel_kernels, channels, scaled
-from vlhmm.inference.chain import Chain, Counts, Potentials
-from vlhmm.inference.channels import ChannelCounts, ChannelPotentials
-from vlhmm.inference.kernels import Workspace
+from vlhmm.inference import low_rank_numba, low_rank_torch, torch_backend
+from vlhmm.inference.low_rank_torch import ChannelCounts, ChannelPotentials
+from vlhmm.inference.numba_backend import Workspace
+from vlhmm.inference.types import Chain, Counts, Potentials
 
 GROUPS, SLOTS, CHANNELS, WORDS = 3, 5, 6, 7
 LENGTHS = torch.tensor([6, 3, 0, 5])
@@ -50,7 +50,7 @@ def counts_from_tiles(potentials, chain, carry):
                            potentials.target[potentials.to_row])  # fmt: skip
     tiles = Potentials(potentials.start, potentials.emission, through.sum(-1))
     counts = Counts.zeros_like(tiles)
-    passed = scaled.add_expected_counts(counts, tiles, chain, carry)
+    passed = torch_backend.add_expected_counts(counts, tiles, chain, carry)
     shared = counts.tiles[..., None] * through / through.sum(-1, keepdim=True)
     source, target = torch.zeros_like(potentials.source), torch.zeros_like(potentials.target)
     source.index_add_(0, potentials.from_row, shared.sum(2))
@@ -77,23 +77,23 @@ def test_counts_equal_those_of_the_tiles(way, carried):
     found = ChannelCounts.zeros_like(potentials)
     for _ in range(2):  # sums over batches
         if way == "plain":
-            ours = channels.add_expected_counts(found, potentials, chain, carry)
+            ours = low_rank_torch.add_expected_counts(found, potentials, chain, carry)
         else:
             workspace = spoiled() if way == "spoiled" else None
-            ours = channel_kernels.add_expected_counts(found, potentials, chain, carry, workspace)
+            ours = low_rank_numba.add_expected_counts(found, potentials, chain, carry, workspace)
     assert_close(ours.alpha, passed.alpha, rtol=1e-11, atol=1e-13)
     assert_close(ours.log_scale, passed.log_scale, rtol=1e-11, atol=1e-13)
-    for name, count, twice in zip(found._fields, expected, channels.finish_counts(found, potentials), strict=True):
+    for name, count, twice in zip(found._fields, expected, low_rank_torch.finish_counts(found, potentials), strict=True):
         assert_close(twice, 2 * count, rtol=1e-10, atol=1e-12, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@pytest.mark.parametrize("way", [channels, channel_kernels])
+@pytest.mark.parametrize("way", [low_rank_torch, low_rank_numba])
 def test_impossible_text_has_no_nan(way):
     potentials = tables(torch.float64)
     silent, (chain, carry) = potentials._replace(emission=potentials.emission * 0), chain_and_carry(torch.float64)
     counts = ChannelCounts.zeros_like(silent)
     assert way.add_expected_counts(counts, silent, chain, carry).log_scale.sum() == -torch.inf
-    assert all(not count.isnan().any() for count in channels.finish_counts(counts, silent))
+    assert all(not count.isnan().any() for count in low_rank_torch.finish_counts(counts, silent))
 
 
 def test_kernels_are_the_same_on_one_thread_and_on_two():
@@ -103,7 +103,7 @@ def test_kernels_are_the_same_on_one_thread_and_on_two():
         for number in (1, 2):
             torch.set_num_threads(number)
             counts = ChannelCounts.zeros_like(potentials)
-            channel_kernels.add_expected_counts(counts, potentials, chain, carry)
+            low_rank_numba.add_expected_counts(counts, potentials, chain, carry)
             found.append(counts)
     finally:
         torch.set_num_threads(threads)

@@ -32,7 +32,7 @@ from vlhmm.data import (
     load_texts,
     sotu,
 )
-from vlhmm.data.files import write_atomically
+from vlhmm.data.atomic_io import write_atomically
 from vlhmm.data.text import read_lines
 from vlhmm.errors import ConfigError, DataError, VlhmmError
 

@@ -9,10 +9,10 @@ import torch
 
 from models import VOCABULARY, small_hmm
 from vlhmm.data.text import encode
+from vlhmm.distributions import Tables
 from vlhmm.errors import ConfigError, DataError
 from vlhmm.evaluation.perplexity import evaluate, perplexity, token_log_probs
-from vlhmm.model.language_model import HMMLanguageModel
-from vlhmm.model.tables import Tables
+from vlhmm.language_model import HMMLanguageModel
 
 
 class Counting:

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from vlhmm.model import fused
-from vlhmm.model.networks import composed, network
+from vlhmm.components import fused
+from vlhmm.components.networks import composed, network
 
 CLOSE = dict(rtol=1e-11, atol=1e-13)
 

@@ -13,18 +13,17 @@ from safetensors.torch import load_file
 from models import VOCABULARY, small_hmm
 from vlhmm.baselines.training import build_model, default_config
 from vlhmm.cli.main import main
+from vlhmm.components.dropout import sample_kept
 from vlhmm.config import override
 from vlhmm.data.batches import sentence_batches, stream_batches
 from vlhmm.data.corpora import load_texts
 from vlhmm.data.text import encode
 from vlhmm.errors import ConfigError
-from vlhmm.experiments.presets import preset
-from vlhmm.model.hmm import Kept
-from vlhmm.model.state_dropout import sample_kept
+from vlhmm.hmm import Kept
 from vlhmm.training import dry_run as dry_run_module
 from vlhmm.training import guide as guide_module
 from vlhmm.training.config import TrainingConfig
-from vlhmm.training.expectation import expectation, prepare
+from vlhmm.training.e_step import expectation, prepare
 from vlhmm.training.guide import (
     LEAST,
     Guided,
@@ -34,7 +33,8 @@ from vlhmm.training.guide import (
     vectors_of,
     what_is_said,
 )
-from vlhmm.training.schedule import guide_weight_at
+from vlhmm.training.presets import preset
+from vlhmm.training.schedules import guide_weight_at
 from vlhmm.training.trainer import train
 
 LINES = [["a", "b"], ["c"], ["d", "a", "e"]]

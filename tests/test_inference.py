@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import oracle
 from vlhmm import inference
-from vlhmm.inference import Chain, Counts, Potentials, kernels, reference, scaled, scan
+from vlhmm.inference import Chain, Counts, Potentials, log_space, numba_backend, prefix_scan, torch_backend
 
 EXACT = dict(rtol=1e-11, atol=1e-12)  # float64 sums of at most a few hundred products
 
@@ -67,18 +67,18 @@ sizes = st.fixed_dictionaries(
 def test_every_form_sums_every_path(drawn):
     potentials, chain, carry = random_chain(**drawn)
     logs = [table.log() for table in potentials]
-    expanded = reference.expand(*logs, chain, carry.log())
-    plain = reference.log_likelihood(reference.forward(*expanded), chain.lengths)
-    by_scan = reference.log_likelihood(scan.forward(*expanded), chain.lengths)
-    by_torch = scaled.forward(potentials, chain, carry).log_scale.sum(1)
-    by_kernel = kernels.forward(potentials, chain, carry).log_scale.sum(1)
+    expanded = log_space.expand(*logs, chain, carry.log())
+    plain = log_space.log_likelihood(log_space.forward(*expanded), chain.lengths)
+    by_scan = log_space.log_likelihood(prefix_scan.forward(*expanded), chain.lengths)
+    by_torch = torch_backend.forward(potentials, chain, carry).log_scale.sum(1)
+    by_kernel = numba_backend.forward(potentials, chain, carry).log_scale.sum(1)
     for b in range(len(chain.lengths)):
         expected = oracle.log_sum(enumerate_row(potentials, chain, carry, b).values())
         for name, total in dict(plain=plain, scan=by_scan, torch=by_torch, kernel=by_kernel).items():
             assert math.isclose(total[b], expected, rel_tol=1e-11, abs_tol=1e-11), (name, b)
 
 
-@pytest.mark.parametrize("fast", [scaled, kernels])
+@pytest.mark.parametrize("fast", [torch_backend, numba_backend])
 @given(sizes)
 @settings(max_examples=30, deadline=None)
 def test_posteriors_equal_enumeration(fast, drawn):
@@ -112,11 +112,11 @@ def test_posteriors_are_distributions_and_edges_marginalize():
 def test_kernels_equal_torch(dtype, tolerance, size):
     potentials, chain, carry = random_chain(size, batch=5, time=12, size=size, tiles=6, words=9, dtype=dtype)
     close = dict(rtol=tolerance, atol=tolerance)
-    a, b = scaled.forward(potentials, chain, carry), kernels.forward(potentials, chain, carry)
+    a, b = torch_backend.forward(potentials, chain, carry), numba_backend.forward(potentials, chain, carry)
     assert_close(a.alpha, b.alpha, **close)
     assert_close(a.log_scale, b.log_scale, **close)
     plain, fast = Counts.zeros_like(potentials), Counts.zeros_like(potentials)
-    scaled.add_expected_counts(plain, potentials, chain, carry)
+    torch_backend.add_expected_counts(plain, potentials, chain, carry)
     inference.add_expected_counts(fast, potentials, chain, carry)
     inference.finish_counts(fast, potentials)
     for table_a, table_b in zip(plain, fast, strict=True):
@@ -126,8 +126,8 @@ def test_kernels_equal_torch(dtype, tolerance, size):
 def test_gradient_is_the_posterior_identity():
     potentials, chain, carry = random_chain(11, batch=4, time=6, size=3)
     logs = [table.log().requires_grad_() for table in potentials]
-    reference.log_likelihood(
-        reference.forward(*reference.expand(*logs, chain, carry.log())), chain.lengths
+    log_space.log_likelihood(
+        log_space.forward(*log_space.expand(*logs, chain, carry.log())), chain.lengths
     ).sum().backward()
     expected = [table.grad.clone() for table in logs]
     for table in logs:
@@ -176,7 +176,7 @@ def test_all_ones_potentials_count_paths():
 def test_impossible_text_has_probability_zero_not_nan():
     potentials, chain, carry = random_chain(2, batch=1, time=3)
     silent = potentials._replace(emission=torch.zeros_like(potentials.emission))
-    for fast in (scaled, kernels):
+    for fast in (torch_backend, numba_backend):
         passed = fast.forward(silent, chain, carry)
         assert passed.log_scale.sum() == -math.inf
         assert all(not message.isnan().any() for message in fast.backward(silent, chain, passed))

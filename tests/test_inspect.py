@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-import vlhmm.queries.usage as usage_module
+import vlhmm.analysis.stationary as usage_module
 from models import KINDS, VOCABULARY, small_hmm
-from vlhmm.blocks.structure import Blocks
+from vlhmm.analysis.inspect import WORDS_SHOWN, Inspector
+from vlhmm.analysis.stationary import CACHE_NAME, TOLERANCE, Usage, stationary, usage_of
 from vlhmm.cli.main import main
+from vlhmm.clustering.blocks import Blocks
+from vlhmm.components.config import ModelConfig
+from vlhmm.distributions import Tables
 from vlhmm.errors import QueryError
-from vlhmm.model.config import ModelConfig
-from vlhmm.model.hmm import HMM
-from vlhmm.model.language_model import HMMLanguageModel
-from vlhmm.model.tables import Tables
-from vlhmm.queries.inspection import WORDS_SHOWN, Inspector
-from vlhmm.queries.usage import CACHE_NAME, TOLERANCE, Usage, stationary, usage_of
+from vlhmm.hmm import HMM
+from vlhmm.language_model import HMMLanguageModel
 from vlhmm.training.config import RunConfig, TrainingConfig
 from vlhmm.training.run_folder import RunFolder
 

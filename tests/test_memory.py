@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from vlhmm.memory import glibc, kept_memory
+from vlhmm.malloc import glibc, kept_memory
 
 SCRIPT = """
 import json, resource, torch
-from vlhmm.memory import kept_memory
+from vlhmm.malloc import kept_memory
 
 def faults():  # pages that the system has to hand out for one table of 64 MB, made and freed
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -12,17 +12,17 @@ from torch.testing import assert_close
 from contract import check_language_model
 from models import KINDS, VOCABULARY, small_blocks, small_hmm
 from parameter_oracle import dense
-from vlhmm.blocks.structure import Blocks
+from vlhmm.clustering.blocks import Blocks
+from vlhmm.components.config import ModelConfig
+from vlhmm.components.dropout import num_kept, sample_columns, sample_kept, slots_of_columns
+from vlhmm.components.low_rank import LowRank
+from vlhmm.components.transitions import BlockFactored
 from vlhmm.data.batches import Batch
+from vlhmm.distributions import Tables
 from vlhmm.errors import ConfigError
-from vlhmm.model.config import ModelConfig
-from vlhmm.model.hmm import HMM, Kept
-from vlhmm.model.language_model import HMMLanguageModel
-from vlhmm.model.low_rank import LowRank
-from vlhmm.model.state_dropout import num_kept, sample_columns, sample_kept, slots_of_columns
-from vlhmm.model.tables import Tables
-from vlhmm.model.transitions import BlockFactored
-from vlhmm.training.expectation import expectation, expected_log_likelihood, prepare
+from vlhmm.hmm import HMM, Kept
+from vlhmm.language_model import HMMLanguageModel
+from vlhmm.training.e_step import expectation, expected_log_likelihood, prepare
 
 EXACT = dict(rtol=1e-10, atol=1e-12)  # float64
 

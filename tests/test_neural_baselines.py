@@ -16,8 +16,8 @@ from vlhmm.baselines.lstm import LSTM
 from vlhmm.baselines.softmax import cross_entropy, target_log_prob
 from vlhmm.baselines.training import BaselineConfig, build_model, default_config
 from vlhmm.cli import baseline as cli
+from vlhmm.data.atomic_io import claimed
 from vlhmm.data.corpora import Corpus
-from vlhmm.data.files import claimed
 from vlhmm.data.text import encode
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, QueryError, TrainingError

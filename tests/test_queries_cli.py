@@ -196,20 +196,20 @@ def test_decode(ask, model, tmp_path):
 
 def test_spot(ask):
     text = "the big cat runs .\nthe runs big cat .\n"
-    shown = answered(ask("spot", "--worst", "2", text=text)).splitlines()
+    shown = answered(ask("surprisal", "--worst", "2", text=text)).splitlines()
     assert len(shown) == 2 and all(line.startswith("2:") for line in shown) and "expected: " in shown[0]
-    each = answered(ask("spot", "--each", "1", "--format", "jsonl", "--top-k", "3", text=text)).splitlines()
+    each = answered(ask("surprisal", "--each", "1", "--format", "jsonl", "--top-k", "3", text=text)).splitlines()
     assert [json.loads(line)["line"] for line in each] == [1, 2]
     assert len(json.loads(each[0])["expected"]) == 3
 
 
 def test_quantities(ask, run_folder):
-    found = json.loads(answered(ask("quantities", "entropy", "--streams", "4", "--tokens", "20", "--format", "json")))
+    found = json.loads(answered(ask("information", "entropy", "--streams", "4", "--tokens", "20", "--format", "json")))
     assert found["estimate"] and 0 < found["entropy_rate"] < math.log(20)
-    shown = answered(ask("quantities", "phrase", "the", "big", "--words", "4")).splitlines()
+    shown = answered(ask("information", "phrase", "the", "big", "--words", "4")).splitlines()
     values = [float(line.split("\t")[1]) for line in shown[1:]]
     assert len(values) == 4 and values[0] == 0 and values == sorted(values) and values[-1] <= 1
-    same = json.loads(answered(ask("quantities", "kl", run_folder, "--format", "json", text="the cats run .\n")))
+    same = json.loads(answered(ask("information", "kl", run_folder, "--format", "json", text="the cats run .\n")))
     assert same["kl"] == 0 and same["tokens"] == 5 and same["exact"]
 
 
@@ -217,7 +217,7 @@ def test_verify(ask, monkeypatch):
     found = json.loads(answered(ask("verify", "--format", "json")))
     assert found["passed"] and len(found["checks"]) == 10
     assert "all exact" in answered(ask("verify"))
-    monkeypatch.setattr("vlhmm.queries.verification._sums", lambda *_: [0.5])
+    monkeypatch.setattr("vlhmm.analysis.verify._sums", lambda *_: [0.5])
     code, out, _ = ask("verify")
     assert code == 1 and "FAIL" in out and "OUT OF BOUNDS" in out
 
@@ -269,9 +269,9 @@ def test_export(ask, tmp_path):
             "the " * 4000 + "\n",
             "line 1: the transitions of 4,000 words would take",
         ),
-        ("spot", ["--worst", "0"], "the cat\n", "--worst 0"),
-        ("quantities", ["phrase"], None, "takes"),
-        ("quantities", ["phrase", "zebra"], None, "no word '"),
+        ("surprisal", ["--worst", "0"], "the cat\n", "--worst 0"),
+        ("information", ["phrase"], None, "takes"),
+        ("information", ["phrase", "zebra"], None, "no word '"),
         ("verify", ["--texts", "0"], None, "--texts 0"),
         ("export", ["model.bin"], None, "name the kind"),
     ],

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 import query_oracle as oracle
 from query_models import MANY
-from vlhmm.data.vocabulary import Vocabulary
-from vlhmm.errors import QueryError
-from vlhmm.queries.constraint import (
+from vlhmm.constraints.constraint import (
     compile_constraint,
     length,
     must_contain,
@@ -19,7 +17,9 @@ from vlhmm.queries.constraint import (
     parse_constraint,
     regex,
 )
-from vlhmm.queries.dfa import DFA, minimal
+from vlhmm.constraints.dfa import DFA, minimal
+from vlhmm.data.vocabulary import Vocabulary
+from vlhmm.errors import QueryError
 
 VOCABULARY = Vocabulary(("a", "b", "c", ".", "mr.", "<unk>", "<eos>"))
 TEXTS = [ids for n in range(5) for ids in itertools.product(range(len(VOCABULARY)), repeat=n)]

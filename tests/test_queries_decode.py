@@ -12,9 +12,9 @@ import query_oracle as oracle
 from dense_hmm import judged, random_model
 from query_models import MANY, REAL, ids_of, models, real_model, texts
 from vlhmm.errors import QueryError
-from vlhmm.queries.cloze import spot, word_posterior, word_posteriors
-from vlhmm.queries.decoding import decode, posteriors
+from vlhmm.queries.decode import decode, posteriors
 from vlhmm.queries.tagging import TagCounts
+from vlhmm.queries.word_posterior import spot, word_posterior, word_posteriors
 
 EXACT = dict(rtol=1e-9, atol=1e-12)
 

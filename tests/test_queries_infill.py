@@ -13,10 +13,10 @@ from numpy.testing import assert_allclose
 import query_oracle as oracle
 from dense_hmm import DenseModel, judged, random_model
 from query_models import MANY, REAL, ids_of, models, real_model
+from vlhmm.constraints.constraint import length, must_contain, must_not, regex
 from vlhmm.errors import QueryError
-from vlhmm.queries.constraint import length, must_contain, must_not, regex
-from vlhmm.queries.infilling import infill, prepare
-from vlhmm.queries.sampling import constrained, sample
+from vlhmm.queries.infill import infill, prepare
+from vlhmm.queries.sample import constrained, sample
 
 EXACT = dict(rtol=1e-9, atol=1e-12)
 

@@ -13,15 +13,15 @@ from numpy.testing import assert_allclose
 from safetensors.numpy import load_file
 
 import query_oracle as oracle
+from benchmarks.query_speed import bench_queries
 from dense_hmm import DenseModel, DenseTables, judged, random_model
 from query_models import MANY, ids_of, models, real_model
+from vlhmm.analysis.export import LOG_ZERO, export, load_export
+from vlhmm.analysis.verify import verify
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import DataError, QueryError
-from vlhmm.queries.bench import bench_queries
-from vlhmm.queries.exporting import LOG_ZERO, export, load_export
-from vlhmm.queries.quantities import entropy_rate, kl_on_text, phrase_probability, predictions
-from vlhmm.queries.scoring import score
-from vlhmm.queries.verification import verify
+from vlhmm.queries.information import entropy_rate, kl_on_text, phrase_probability, predictions
+from vlhmm.queries.score import score
 
 EXACT = dict(rtol=1e-9, atol=1e-12)
 
@@ -183,10 +183,10 @@ def test_exports_refuse(tmp_path, monkeypatch):
     for name in ("bad.npz", "bad.safetensors", "missing.npz", "."):
         with pytest.raises(DataError, match="cannot read"):
             load_export(tmp_path / name)
-    monkeypatch.setattr("vlhmm.queries.exporting.HMMLEARN_MAX_STATES", 1)
+    monkeypatch.setattr("vlhmm.analysis.export.HMMLEARN_MAX_STATES", 1)
     with pytest.raises(QueryError, match="too many"):
         export(model, tmp_path / "m.npz", "hmmlearn")
-    monkeypatch.setattr("vlhmm.queries.exporting.export_bytes", lambda *_: 1 << 60)
+    monkeypatch.setattr("vlhmm.analysis.export.export_bytes", lambda *_: 1 << 60)
     with pytest.raises(QueryError, match="free some space"):
         export(model, tmp_path / "m.npz")
 
@@ -231,7 +231,7 @@ def test_a_broken_model_is_found_out(what):
 
 
 def test_nan_is_never_exact(monkeypatch):
-    monkeypatch.setattr("vlhmm.queries.verification._sums", lambda model, texts: [0.0, math.nan, 0.0])
+    monkeypatch.setattr("vlhmm.analysis.verify._sums", lambda model, texts: [0.0, math.nan, 0.0])
     checks = verify(random_model(4, num_words=4, num_groups=3, size=3))
     assert [check.name for check in checks if not check.passed] == ["next words sum to one"]
 

@@ -15,12 +15,12 @@ import query_oracle as oracle
 from dense_hmm import judged, random_model
 from query_models import MANY, REAL, ids_of, models, real_model, texts
 from vlhmm.errors import QueryError
-from vlhmm.queries.decoding import posteriors
-from vlhmm.queries.prediction import next_distribution, next_word
-from vlhmm.queries.process import process_of
-from vlhmm.queries.sampling import sample, sample_streams
-from vlhmm.queries.scoring import score, score_lines, token_scores
-from vlhmm.queries.state import begin, state_from_json
+from vlhmm.process import process_of
+from vlhmm.queries.decode import posteriors
+from vlhmm.queries.next_word import next_distribution, next_word
+from vlhmm.queries.prefix import begin, state_from_json
+from vlhmm.queries.sample import sample, sample_streams
+from vlhmm.queries.score import score, score_lines, token_scores
 
 EXACT = dict(rtol=1e-9, atol=1e-12)  # float64 throughout
 

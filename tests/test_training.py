@@ -21,19 +21,19 @@ from torch.testing import assert_close
 import vlhmm
 from models import small_hmm
 from vlhmm.config import override
+from vlhmm.data.atomic_io import claimed, replace_atomically
 from vlhmm.data.corpora import Corpus, load_texts
-from vlhmm.data.files import claimed, replace_atomically
 from vlhmm.data.text import encode
 from vlhmm.data.vocabulary import EOS, UNK, Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, TrainingError
 from vlhmm.evaluation.perplexity import evaluate, perplexity
-from vlhmm.experiments.presets import PRESETS, preset
 from vlhmm.training import trainer as trainer_module
 from vlhmm.training.config import TrainingConfig
-from vlhmm.training.expectation import expectation, expected_log_likelihood, prepare
+from vlhmm.training.e_step import expectation, expected_log_likelihood, prepare
 from vlhmm.training.make_blocks import make_blocks
 from vlhmm.training.plan import make_plan
-from vlhmm.training.schedule import Plateau, rate_at
+from vlhmm.training.presets import PRESETS, preset
+from vlhmm.training.schedules import Plateau, rate_at
 from vlhmm.training.trainer import Trainer, load_hmm, train
 
 

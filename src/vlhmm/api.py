@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from vlhmm.data.text import encode, read_lines
+from vlhmm.distributions import Tables
 from vlhmm.errors import CheckpointError
 from vlhmm.evaluation.perplexity import Report, evaluate
-from vlhmm.model.language_model import DEFAULT_MEMORY, HMMLanguageModel
-from vlhmm.model.tables import Tables
+from vlhmm.language_model import DEFAULT_MEMORY, HMMLanguageModel
 from vlhmm.queries.api import QueryMethods
 from vlhmm.training.trainer import load_hmm
 

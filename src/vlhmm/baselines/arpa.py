@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from vlhmm.baselines.ngrams import Level, find
-from vlhmm.data.files import display_name, open_bytes, write_atomically
+from vlhmm.data.atomic_io import display_name, open_bytes, write_atomically
 from vlhmm.data.vocabulary import EOS, UNK, Vocabulary
 from vlhmm.errors import DataError
 

@@ -17,7 +17,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from vlhmm.data.files import write_atomically
+from vlhmm.data.atomic_io import write_atomically
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, DataError
 

@@ -25,14 +25,14 @@ from vlhmm.baselines.lstm import LSTM
 from vlhmm.baselines.neural import NeuralLanguageModel
 from vlhmm.baselines.runs import Run, read_run, read_tensors, write_run, write_tensors
 from vlhmm.config import from_dict, to_dict, to_json
+from vlhmm.data.atomic_io import owned_folder
 from vlhmm.data.batches import Batch, sentence_batches, stream_batches
 from vlhmm.data.corpora import Corpus, digest
-from vlhmm.data.files import owned_folder
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, TrainingError
 from vlhmm.evaluation.perplexity import evaluate, perplexity
 from vlhmm.evaluation.protocol import LanguageModel
-from vlhmm.memory import kept_memory
+from vlhmm.malloc import kept_memory
 
 Event = dict[str, Any]
 Progress = Callable[[Event], None]

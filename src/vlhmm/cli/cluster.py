@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vlhmm.cli.common import note_to, verb_parser
 
 if TYPE_CHECKING:
-    from vlhmm.blocks import ClusteringResult
+    from vlhmm.clustering import ClusteringResult
     from vlhmm.data import Text, Vocabulary
 
 EPILOG = """\
@@ -74,9 +74,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """0, when the classes of the text's words have gone where they should."""
-    from vlhmm.blocks import cluster_words
-    from vlhmm.blocks.clustering import DEFAULT_SWEEPS
-    from vlhmm.blocks.paths import paths_lines, write_paths
+    from vlhmm.clustering import cluster_words
+    from vlhmm.clustering.cluster import DEFAULT_SWEEPS
+    from vlhmm.clustering.paths import paths_lines, write_paths
 
     vocabulary, text = _read(args)
     sweeps = DEFAULT_SWEEPS if args.sweeps is None else args.sweeps

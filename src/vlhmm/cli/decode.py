@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from vlhmm.cli.asking import (
+from vlhmm.cli.options import (
     Answers,
     Logs,
     add_log_base,
@@ -115,7 +115,7 @@ def _tags(gold: Iterator[list[str]], name: str, number: int, words: list[str]) -
 
 def _sentence(model: Any, words: list[str], args: argparse.Namespace) -> list[dict[str, Any]]:
     """The decodings of one sentence, best first: words, states, groups, probabilities, log_prob, top."""
-    from vlhmm.queries.decoding import decode, posteriors
+    from vlhmm.queries.decode import decode, posteriors
 
     memory = memory_of(args)
     if args.method == "filtered" or args.top:

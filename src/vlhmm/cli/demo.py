@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     from vlhmm.cli.train import shown_progress
     from vlhmm.config import override
-    from vlhmm.experiments.presets import preset
+    from vlhmm.training.presets import preset
 
     config = override(preset(args.preset), [f"training.seed={args.seed}"])
     device = setup(args)

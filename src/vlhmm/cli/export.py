@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vlhmm.cli.asking import Answers, load_model, note_to, query_parser
+from vlhmm.cli.options import Answers, load_model, note_to, query_parser
 
 EPILOG = """\
 The dense matrices: start (S,), transition (S, S), emission (S, V). They are large (2^15 states: over 5 GB),
@@ -41,8 +41,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """0 when the file is written."""
-    from vlhmm.queries.exporting import export, export_bytes
-    from vlhmm.queries.text import gibibytes
+    from vlhmm.analysis.export import export, export_bytes
+    from vlhmm.data.user_text import gibibytes
 
     model = load_model(args)
     note = note_to(args.quiet)

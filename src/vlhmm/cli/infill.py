@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import Any
 
-from vlhmm.cli.asking import (
+from vlhmm.cli.options import (
     Answers,
     Logs,
     add_constraint_options,
@@ -63,7 +63,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """0 when every text is filled."""
-    from vlhmm.queries.infilling import prepare
+    from vlhmm.queries.infill import prepare
 
     constraint = constraint_of(args)
     model = load_model(args)

@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
     subject = asked_for(args)
     device = setup(args)
     import vlhmm
-    from vlhmm.queries import inspection
-    from vlhmm.queries.usage import usage_of
+    from vlhmm.analysis import inspect as inspection
+    from vlhmm.analysis.stationary import usage_of
 
     model = vlhmm.load(args.run_folder, memory=args.memory, device=device)
     if not hasattr(model, "tables"):
@@ -137,7 +137,7 @@ def usage_progress(quiet: bool) -> Iterator[Callable[[int, float], None] | None]
     if quiet:
         yield None
         return
-    from vlhmm.queries.usage import TOLERANCE
+    from vlhmm.analysis.stationary import TOLERANCE
 
     note = "finding the usage of every state (once for a model)"
     if not sys.stderr.isatty():
@@ -252,7 +252,7 @@ def spread(entropy: float) -> str:
 
 def unsettled(v: dict[str, Any]) -> str:
     """A warning where the usage is not yet stationary."""
-    from vlhmm.queries.usage import TOLERANCE
+    from vlhmm.analysis.stationary import TOLERANCE
 
     if v["usage_change"] < TOLERANCE:
         return ""

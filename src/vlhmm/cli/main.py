@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from vlhmm.config import unknown
@@ -23,13 +24,11 @@ VERBS = {  # in the order of --help; a verb's module is imported when it is need
     "sample": "exact samples, with or without a prompt",
     "infill": "fill gaps given both sides, under hard constraints",
     "decode": "hidden states of a text: best path or posteriors",
-    "spot": "the words of a text least expected given both sides",
-    "quantities": "entropy rate, probability of phrases, divergence of two models",
+    "surprisal": "the words of a text least expected given both sides",
+    "information": "entropy rate, probability of phrases, divergence of two models",
     "verify": "prove exactness on your own model",
     "export": "the model's matrices for other programs",
     "baseline": "Kneser-Ney, feed-forward and LSTM beside it",
-    "bench": "how fast this machine trains, scores and answers",
-    "reproduce": "the paper's tables beside ours",
 }
 
 EPILOG = """\
@@ -115,13 +114,18 @@ def out_of_memory() -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one verb; errors are one line on standard error and an exit code."""
+    """Run one verb and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    prepare_process()
     verb = next((word for word in arguments if not word.startswith("-")), None)
+    return run_program(lambda: parse(arguments, verb))
+
+
+def run_program(parse_arguments: Callable[[], argparse.Namespace]) -> int:
+    """Parse the arguments, call their `run`, and turn errors into one line on standard error and an exit code."""
+    prepare_process()
     logging.basicConfig(format="vlhmm: %(message)s", level=logging.WARNING)
     try:
-        args = parse(arguments, verb)
+        args = parse_arguments()
         code = args.run(args)
         sys.stdout.flush()
         return code

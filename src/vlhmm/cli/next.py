@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vlhmm.cli.asking import (
+from vlhmm.cli.options import (
     Answers,
     Logs,
     add_log_base,
@@ -48,7 +48,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """0 when every context has its next words."""
-    from vlhmm.queries.prediction import next_distribution
+    from vlhmm.queries.next_word import next_distribution
 
     model = load_model(args)
     logs, note = Logs(args), note_to(args.quiet)

@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import Any
 
-from vlhmm.cli.asking import (
+from vlhmm.cli.options import (
     Answers,
     Logs,
     add_constraint_options,
@@ -61,7 +61,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """0 when the texts are drawn."""
     from vlhmm.errors import ConfigError
-    from vlhmm.queries.sampling import constrained, sample
+    from vlhmm.queries.sample import constrained, sample
 
     constraint = constraint_of(args)
     if constraint is not None and (args.temperature != 1.0 or args.top_k is not None or args.top_p is not None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vlhmm.cli.asking import Answers, Logs, add_log_base, load_model, note_to, query_parser
+from vlhmm.cli.options import Answers, Logs, add_log_base, load_model, note_to, query_parser
 
 EPILOG = """\
 FILE is a text, one sentence a line (.gz too); standard input without it. Lines are answered as they come
@@ -39,7 +39,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """0 when every line has its score."""
     from vlhmm.data.text import read_lines
-    from vlhmm.queries.scoring import score_lines
+    from vlhmm.queries.score import score_lines
 
     model = load_model(args)
     logs = Logs(args)

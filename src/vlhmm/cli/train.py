@@ -92,7 +92,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def presets_help() -> str:
-    from vlhmm.experiments.presets import PRESETS
+    from vlhmm.training.presets import PRESETS
 
     return "".join(f"  {name:<24} {(make.__doc__ or '').splitlines()[0]}\n" for name, make in PRESETS.items())
 
@@ -101,8 +101,8 @@ def run(args: argparse.Namespace) -> int:
     """0 when the run is finished or its time is up; 130 after an interrupt, with a checkpoint."""
     from vlhmm.config import override, to_dict
     from vlhmm.errors import ConfigError
-    from vlhmm.experiments.presets import PRESETS, preset
     from vlhmm.training.config import RunConfig
+    from vlhmm.training.presets import PRESETS, preset
 
     if args.list_settings:
         print_settings(RunConfig)
@@ -232,7 +232,7 @@ def given_blocks(args: argparse.Namespace, config: Any, corpus: Any) -> Any:
     """Blocks from --paths, or None to have them made."""
     if not args.paths:
         return None
-    from vlhmm.blocks import read_paths
+    from vlhmm.clustering import read_paths
     from vlhmm.data import EOS
     from vlhmm.errors import ConfigError
     from vlhmm.training.make_blocks import partition

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vlhmm.cli.asking import Answers, load_model, note_to, query_parser
+from vlhmm.cli.options import Answers, load_model, note_to, query_parser
 
 EPILOG = """\
 Each check compares two ways to one number that share as little as possible, on texts drawn from the model
@@ -38,8 +38,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """0 when every check is within its bounds, 1 otherwise."""
+    from vlhmm.analysis.verify import verify
     from vlhmm.errors import ConfigError
-    from vlhmm.queries.verification import verify
 
     if args.texts < 1:
         raise ConfigError(f"--texts {args.texts}: expected at least 1")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vlhmm.config import unknown
-from vlhmm.data.files import STDIN, write_atomically
+from vlhmm.data.atomic_io import STDIN, write_atomically
 from vlhmm.data.sotu import VERSION as SOTU_VERSION
 from vlhmm.data.sotu import sotu_lines
 from vlhmm.data.text import Text, encode, learn, read_lines

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vlhmm.data.files import display_name, open_bytes, write_atomically
+from vlhmm.data.atomic_io import display_name, open_bytes, write_atomically
 from vlhmm.errors import ConfigError, DataError
 
 EOS = "<eos>"

@@ -1,8 +1,8 @@
 """Exact inference on chains whose tokens admit K states each: potentials -> messages.
 
 `forward`, `posteriors`, `add_expected_counts` and `log_likelihood` choose the compiled kernels on a
-CPU and plain torch elsewhere; both compute the same numbers (`kernels.py`, `scaled.py`), and
-`reference.py` is the log-space twin that judges them.
+CPU and plain torch elsewhere; both compute the same numbers (`numba_backend.py`, `torch_backend.py`), and
+`log_space.py` is the log-space twin that judges them.
 """
 
 import os
@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vlhmm.inference import channels, reference, scaled
-from vlhmm.inference.chain import Chain, Counts, Forward, Posteriors, Potentials
-from vlhmm.inference.channels import ChannelCounts, ChannelPotentials
-from vlhmm.inference.decode import sample_posterior, viterbi
+from vlhmm.inference import log_space, low_rank_torch, torch_backend
+from vlhmm.inference.low_rank_torch import ChannelCounts, ChannelPotentials
+from vlhmm.inference.types import Chain, Counts, Forward, Posteriors, Potentials
+from vlhmm.inference.viterbi import sample_posterior, viterbi
 
 __all__ = [
     "Chain",
@@ -28,7 +28,7 @@ __all__ = [
     "forward",
     "log_likelihood",
     "posteriors",
-    "reference",
+    "log_space",
     "sample_posterior",
     "use_kernels",
     "viterbi",
@@ -50,21 +50,21 @@ def forward(
 ) -> Forward:
     """Filtered posteriors p(z_t | x_<=t) and log p(x_t | x_<t), in O(T K^2) a sequence."""
     if by_kernels(potentials):
-        from vlhmm.inference import kernels
+        from vlhmm.inference import numba_backend
 
-        return kernels.forward(potentials, chain, carry, workspace)
-    return scaled.forward(potentials, chain, carry)
+        return numba_backend.forward(potentials, chain, carry, workspace)
+    return torch_backend.forward(potentials, chain, carry)
 
 
 def posteriors(potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch slot"] | None = None) -> Posteriors:
     """Smoothed posteriors p(z_t | x) and p(z_t-1, z_t | x); the latter takes O(B T K^2) memory."""
     passed = forward(potentials, chain, carry)
     if by_kernels(potentials):
-        from vlhmm.inference import kernels
+        from vlhmm.inference import numba_backend
 
-        posterior, right = kernels.backward(potentials, chain, passed)
+        posterior, right = numba_backend.backward(potentials, chain, passed)
     else:
-        posterior, right = scaled.backward(potentials, chain, passed)
+        posterior, right = torch_backend.backward(potentials, chain, passed)
     previous = torch.zeros_like(passed.alpha)
     previous[:, 1:] = passed.alpha[:, :-1]
     if carry is not None:
@@ -91,33 +91,33 @@ def add_expected_counts(
     if isinstance(potentials, ChannelPotentials):
         assert isinstance(counts, ChannelCounts)
         if use_kernels(potentials.emission):
-            from vlhmm.inference import channel_kernels
+            from vlhmm.inference import low_rank_numba
 
-            return channel_kernels.add_expected_counts(counts, potentials, chain, carry, workspace)
-        return channels.add_expected_counts(counts, potentials, chain, carry)
+            return low_rank_numba.add_expected_counts(counts, potentials, chain, carry, workspace)
+        return low_rank_torch.add_expected_counts(counts, potentials, chain, carry)
     assert isinstance(counts, Counts)
     if by_kernels(potentials):
-        from vlhmm.inference import kernels
+        from vlhmm.inference import numba_backend
 
-        workspace = workspace or kernels.Workspace()
-        passed = kernels.forward(potentials, chain, carry, workspace)
-        posterior, right = kernels.backward(potentials, chain, passed, workspace)
-        kernels.add_edge_sums(counts.tiles, potentials.emission, chain, passed.alpha, right, carry)
-        kernels.add_table_counts(counts, chain, posterior)
+        workspace = workspace or numba_backend.Workspace()
+        passed = numba_backend.forward(potentials, chain, carry, workspace)
+        posterior, right = numba_backend.backward(potentials, chain, passed, workspace)
+        numba_backend.add_edge_sums(counts.tiles, potentials.emission, chain, passed.alpha, right, carry)
+        numba_backend.add_table_counts(counts, chain, posterior)
         return passed
-    return scaled.add_expected_counts(counts, potentials, chain, carry)
+    return torch_backend.add_expected_counts(counts, potentials, chain, carry)
 
 
 def finish_counts(counts: Counts | ChannelCounts, potentials: Potentials | ChannelPotentials) -> Counts | ChannelCounts:
     """Expected counts, from what `add_expected_counts` gathered under these potentials."""
     if isinstance(counts, ChannelCounts):
         assert isinstance(potentials, ChannelPotentials)
-        return channels.finish_counts(counts, potentials)
+        return low_rank_torch.finish_counts(counts, potentials)
     assert isinstance(potentials, Potentials)
     if by_kernels(potentials):
-        from vlhmm.inference import kernels
+        from vlhmm.inference import numba_backend
 
-        kernels.multiply_tiles(counts.tiles, potentials.tiles)
+        numba_backend.multiply_tiles(counts.tiles, potentials.tiles)
     return counts
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vlhmm import inference
-from vlhmm.queries.process import Process
+from vlhmm.process import Process
 
 _CHUNK_BYTES = 1 << 27
 

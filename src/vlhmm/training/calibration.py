@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vlhmm.model.config import ModelConfig
+from vlhmm.components.config import ModelConfig
 
 STEPS = (0.1, 0.05, 0.025)  # of the search, one after another
 LEAST, MOST = 0.25, 4.0  # a model that wants less or more than that is not fitted, and no factor mends it

@@ -7,10 +7,10 @@ weight of `smoothing` observations: a block that never followed another in train
 import torch
 from torch import Tensor
 
+from vlhmm.components.chain_inputs import Pairs
+from vlhmm.components.transitions import runs
+from vlhmm.hmm import HMM
 from vlhmm.inference import Counts
-from vlhmm.model.chains import Pairs
-from vlhmm.model.hmm import HMM
-from vlhmm.model.transitions import runs
 
 TINY = 1e-12  # keeps a logarithm finite where neither counts nor averages give a state any mass
 

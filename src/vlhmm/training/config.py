@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vlhmm.components.config import ModelConfig
 from vlhmm.errors import ConfigError
-from vlhmm.model.config import ModelConfig
 
 FORMAT_VERSION = 1
 

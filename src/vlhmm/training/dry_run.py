@@ -5,9 +5,9 @@ import tempfile
 import time
 from typing import Any
 
-from vlhmm.blocks.structure import Blocks
+from vlhmm.clustering.blocks import Blocks
 from vlhmm.data.corpora import Corpus
-from vlhmm.memory import kept_memory
+from vlhmm.malloc import kept_memory
 from vlhmm.training.config import RunConfig
 from vlhmm.training.guide import Teacher
 from vlhmm.training.make_blocks import make_blocks

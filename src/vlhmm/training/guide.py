@@ -24,8 +24,8 @@ from torch import Tensor
 from vlhmm import inference
 from vlhmm.data.batches import Batch
 from vlhmm.data.text import Text
+from vlhmm.hmm import Kept
 from vlhmm.inference import Chain, ChannelCounts, ChannelPotentials, Counts, Forward, Potentials
-from vlhmm.model.hmm import Kept
 
 Evidence = Float16[Tensor, "token slot"]
 ITERATIONS = 8  # of k-means

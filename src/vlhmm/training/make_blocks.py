@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vlhmm.blocks import cluster_words, frequency_blocks
-from vlhmm.blocks.structure import Blocks, allocate_states
+from vlhmm.clustering import cluster_words, frequency_blocks
+from vlhmm.clustering.blocks import Blocks, allocate_states
+from vlhmm.components.config import ModelConfig
 from vlhmm.data.vocabulary import Vocabulary
-from vlhmm.model.config import ModelConfig
 
 MOST = 2  # times the equal share of states, at most, to one block: tiles take the room of the largest
 

@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vlhmm.blocks.structure import Blocks
+from vlhmm.clustering.blocks import Blocks
 from vlhmm.config import from_dict, to_dict, to_json
-from vlhmm.data.files import replace_atomically, write_atomically
+from vlhmm.data.atomic_io import replace_atomically, write_atomically
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError
 from vlhmm.training.calibration import Factors

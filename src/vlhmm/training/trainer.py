@@ -17,31 +17,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlhmm.blocks.structure import Blocks
+from vlhmm.clustering.blocks import Blocks
+from vlhmm.components.chain_inputs import Carry
+from vlhmm.components.dropout import sample_columns, sample_features, sample_kept, slots_of_columns
 from vlhmm.config import to_dict
+from vlhmm.data.atomic_io import owned_folder
 from vlhmm.data.batches import Batch
 from vlhmm.data.corpora import Corpus, digest
-from vlhmm.data.files import owned_folder
 from vlhmm.data.text import Text, encode, read_lines, write_text
 from vlhmm.data.vocabulary import Vocabulary
+from vlhmm.distributions import Tables
 from vlhmm.errors import CheckpointError, ConfigError, TrainingError
 from vlhmm.evaluation.perplexity import evaluate, perplexity
+from vlhmm.hmm import HMM, Kept
 from vlhmm.inference import Counts
-from vlhmm.memory import kept_memory
-from vlhmm.model.chains import Carry
-from vlhmm.model.hmm import HMM, Kept
-from vlhmm.model.language_model import DEFAULT_MEMORY, HMMLanguageModel
-from vlhmm.model.state_dropout import sample_columns, sample_features, sample_kept, slots_of_columns
-from vlhmm.model.tables import Tables
+from vlhmm.language_model import DEFAULT_MEMORY, HMMLanguageModel
+from vlhmm.malloc import kept_memory
 from vlhmm.training.calibration import last_layers, scaled, search
 from vlhmm.training.closed_form import maximize
 from vlhmm.training.config import RunConfig, TrainingConfig
-from vlhmm.training.expectation import Buffers, Prepared, expectation, expected_log_likelihood, prepare
+from vlhmm.training.e_step import Buffers, Prepared, expectation, expected_log_likelihood, prepare
 from vlhmm.training.guide import Clusters, Evidence, Guided, Said, Teacher, evidence_about, make_evidence, what_is_said
 from vlhmm.training.make_blocks import make_blocks
 from vlhmm.training.plan import generator_for, make_plan
 from vlhmm.training.run_folder import RunFolder, load_into
-from vlhmm.training.schedule import Plateau, guide_weight_at, rate_at
+from vlhmm.training.schedules import Plateau, guide_weight_at, rate_at
 
 logger = logging.getLogger(__name__)
 NOTE_SECONDS = 20.0  # between two words about something long

@@ -1,0 +1,205 @@
+"""Exactness, shown on the user's own model. Input: a model. Output: the largest deviation of each check.
+
+Each check compares two ways to one number that share as little as possible: streamed products against
+tiles, messages against writing out every path, one float type against the other.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vlhmm.process import Process, process_of
+from vlhmm.queries.decode import decode, posteriors
+from vlhmm.queries.infill import prepare
+from vlhmm.queries.information import predictions
+from vlhmm.queries.prefix import begin
+from vlhmm.queries.sample import sample
+from vlhmm.queries.score import score_ids
+from vlhmm.queries.sequence import forward
+from vlhmm.queries.word_posterior import word_posterior
+
+_MAX_PATHS = 1 << 22
+
+
+class Check(NamedTuple):
+    """One comparison."""
+
+    name: str
+    deviation: float  # the largest found
+    bound: float
+    cases: int  # how many numbers were compared
+
+    @property
+    def passed(self) -> bool:
+        return self.deviation <= self.bound
+
+
+class View:
+    """A model with other tables: the same vocabulary and rule, another float type."""
+
+    def __init__(self, model: Any, tables: Any) -> None:
+        self.vocabulary, self.rule, self.tables = model.vocabulary, model.rule, tables
+
+
+def verify(model: Any, num_texts: int = 3, seed: int = 0, progress: Callable[[str], None] | None = None) -> list[Check]:
+    """Every check on texts drawn from the model itself; all are to pass."""
+    double = View(model, model.tables.double())
+    texts = _texts(model, num_texts, seed)
+    single = model.tables.start.dtype != torch.float64
+    loose, tight = (1e-4, 1e-9) if single else (1e-9, 1e-9)
+    steps: list[tuple[str, float, Callable[[], list[float]]]] = [
+        ("the parameters are distributions", loose, lambda: _normalized(model, seed)),
+        ("next words sum to one", loose, lambda: _sums(model, texts)),
+        ("chain rule equals score", loose * 10, lambda: _chain_rule(model, texts)),
+        ("state values equal score", tight * 1000, lambda: _steps(model, texts)),
+        ("score equals the sum over all paths (float64)", tight, lambda: _paths(double, texts)),
+        ("posteriors equal those of all paths (float64)", tight, lambda: _path_posteriors(double, texts)),
+        ("best path equals the best of all paths (float64)", tight, lambda: _best_path(double, texts)),
+        ("word posterior equals rescoring (float64)", tight, lambda: _rescoring(double, texts, seed)),
+        ("a gap of two words: backwards equals forwards", loose * 10, lambda: _two_word_gap(model, texts[0])),
+    ]
+    if single:
+        steps.append(("float32 equals float64, nats a token", 1e-3, lambda: _types(model, double, texts)))
+    checks = []
+    for name, bound, run in steps:
+        if progress is not None:
+            progress(name)
+        found = run()
+        worst = float("inf") if np.isnan(found).any() else max(found, default=0.0)
+        checks.append(Check(name, worst, bound, len(found)))
+    return checks
+
+
+def _texts(model: Any, num_texts: int, seed: int) -> list[list[int]]:
+    """Ids of texts of two to twelve words, each with its <eos>."""
+    id_of, eos = model.vocabulary.id_of, model.vocabulary.eos
+    drawn = sample(model, num_texts * 8, max_tokens=12, seed=seed)
+    found = [[id_of[word] for word in text.words] for text in drawn]
+    long_enough = [ids for ids in found if len(ids) >= 2] or [ids or [eos] for ids in found]
+    return [[*ids, eos] for ids in long_enough[:num_texts]]
+
+
+def _normalized(model: Any, seed: int) -> list[float]:
+    process = process_of(model)
+    chosen = torch.randperm(process.num_states, generator=torch.Generator().manual_seed(seed))[:64]
+    rows = process.rows(chosen.to(process.device)).sum(1)
+    reached = process.start > 0
+    every = process.class_emission(torch.arange(process.vocab_size, device=process.device))[reached]
+    return [*(rows - 1).abs().tolist(), abs(float(process.start.sum()) - 1), *(every - 1).abs().tolist()]
+
+
+def _sums(model: Any, texts: list[list[int]]) -> list[float]:
+    return [abs(float(words.sum()) - 1) for ids in texts for words in predictions(model, ids)]
+
+
+def _chain_rule(model: Any, texts: list[list[int]]) -> list[float]:
+    found = []
+    for ids in texts:
+        scored = forward(process_of(model), ids).log_probs.tolist()
+        for word, log_prob, words in zip(ids, scored, predictions(model, ids), strict=True):
+            found.append(abs(float(np.log(words[word])) - log_prob))
+    return found
+
+
+def _steps(model: Any, texts: list[list[int]]) -> list[float]:
+    found = []
+    for ids in texts:
+        state = begin(model)
+        for word in ids:
+            state = state.step(word)
+        found.append(abs(state.log_prob - score_ids(model, ids)))
+    return found
+
+
+def _joint(process: Process, ids: list[int]) -> Tensor:
+    """p(words, path) of every path, an axis of K a word."""
+    table = process.start_at(ids[0]) * process.emission(ids[0])
+    for word, following in itertools.pairwise(ids):
+        table = table[..., None] * process.edge(word, following) * process.emission(following)
+    return table
+
+
+def _short(process: Process, texts: list[list[int]]) -> list[list[int]]:
+    """The beginnings of the texts, so short that every path can be written out."""
+    length = 1
+    while length < 6 and process.states_per_group ** (length + 1) <= _MAX_PATHS:
+        length += 1
+    return [ids[:length] for ids in texts]
+
+
+def _paths(model: Any, texts: list[list[int]]) -> list[float]:
+    process = process_of(model)
+    return [abs(float(_joint(process, ids).sum().log()) - score_ids(model, ids)) for ids in _short(process, texts)]
+
+
+def _path_posteriors(model: Any, texts: list[list[int]]) -> list[float]:
+    process = process_of(model)
+    found = []
+    for ids in _short(process, texts):
+        table = _joint(process, ids)
+        table = table / table.sum()
+        known = posteriors(model, model.vocabulary.decode(ids), eos=False)
+        for t in range(len(ids)):
+            others = tuple(axis for axis in range(len(ids)) if axis != t)
+            expected = table.sum(others) if others else table
+            found.append(float((known.smoothed[t] - expected).abs().max()))
+    return found
+
+
+def _best_path(model: Any, texts: list[list[int]]) -> list[float]:
+    process = process_of(model)
+    found = []
+    for ids in _short(process, texts):
+        best = decode(model, model.vocabulary.decode(ids), eos=False)[0]
+        found.append(abs(float(_joint(process, ids).max().log()) - (best.log_prob or 0.0)))
+    return found
+
+
+def _rescoring(model: Any, texts: list[list[int]], seed: int) -> list[float]:
+    """The posterior of a reduced vocabulary against scoring the text with each of its words in turn."""
+    vocabulary = model.vocabulary
+    random = np.random.default_rng(seed)
+    found = []
+    for ids in texts:
+        position = len(ids) // 2 if len(ids) > 1 else 0
+        position = min(position, max(0, len(ids) - 2))
+        drawn = random.choice(len(vocabulary), min(20, len(vocabulary)), replace=False)
+        candidates = np.array(sorted({int(w) for w in drawn} - {vocabulary.eos} | {ids[position]}))
+        logs = np.array([score_ids(model, [*ids[:position], int(w), *ids[position + 1 :]]) for w in candidates])
+        if ids[position] == vocabulary.eos or not np.isfinite(logs).any():
+            continue
+        expected = np.exp(logs - logs.max())
+        words = vocabulary.decode(ids[:-1])
+        got = word_posterior(model, words, position).probabilities[candidates]
+        found += np.abs(got / got.sum() - expected / expected.sum()).tolist()
+    return found
+
+
+def _two_word_gap(model: Any, ids: list[int]) -> list[float]:
+    """log p(first word, two words, the last) by messages from the right, and by distributions from the
+    left."""
+    process, vocabulary = process_of(model), model.vocabulary
+    first, last = ids[0], ids[-1]
+    if first == vocabulary.eos:
+        return []
+    backwards = prepare(model, [vocabulary.words[first], "[MASK:2]"], eos=True).log_evidence
+    words = torch.tensor([w for w in range(len(vocabulary)) if w != vocabulary.eos], device=process.device)
+    emission = process.class_emission(words)
+    alpha = process.start_at(first) * process.emission(first)
+    ahead = process.advance_from([process.group(first)], alpha[None]) * emission
+    ahead = process.advance(ahead) * emission
+    ahead = process.advance(ahead)
+    forwards = float((ahead[0, process.states(last)] * process.emission(last)).sum().log())
+    return [abs(backwards - forwards)]
+
+
+def _types(model: Any, double: Any, texts: list[list[int]]) -> list[float]:
+    found = []
+    for ids in texts:
+        ours, theirs = (forward(process_of(m), ids).log_probs for m in (model, double))
+        found += (ours - theirs).abs().tolist()
+    return found

@@ -1,0 +1,135 @@
+"""`vlhmm information`: entropy rate, probability of phrases, divergence of two models."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from vlhmm.cli.options import (
+    Answers,
+    Logs,
+    add_log_base,
+    load_model,
+    memory_of,
+    note_oov,
+    note_to,
+    query_parser,
+)
+
+EPILOG = """\
+  entropy          of the text the model itself writes, a token: an estimate from sampled streams, with its
+                   standard error (no closed form is known)
+  phrase "W …"     exact probability that the phrase stands somewhere in the next n tokens, n = 1 .. --words
+  kl OTHER FILE    exact KL divergence of the next-word distributions of RUN and OTHER after every prefix of
+                   a text, averaged over its tokens; two runs with one vocabulary
+
+examples:
+  vlhmm information runs/mine entropy --streams 64 --tokens 256 --log-base 2
+  vlhmm information runs/mine phrase "the united states" --words 20
+  vlhmm information runs/mine kl runs/other test.txt --format json
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """The parser of this verb, added to `subparsers`."""
+    parser = query_parser(
+        subparsers,
+        "information",
+        "entropy rate, probability of phrases, divergence of two models",
+        "Numbers about a model: exact where it is said, estimated with an error where not.",
+        EPILOG,
+    )
+    parser.add_argument("what", choices=("entropy", "phrase", "kl"), metavar="WHAT", help="entropy, phrase or kl")
+    parser.add_argument("operands", metavar="...", nargs="*", help="phrase: its words; kl: OTHER [FILE]")
+    parser.add_argument("--streams", type=int, default=64, metavar="N", help="entropy: sampled streams (default: 64)")
+    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="entropy: tokens a stream (default: 256)")
+    parser.add_argument("--words", type=int, default=10, metavar="N", help="phrase: in the next N tokens (default: 10)")
+    parser.add_argument("--context", default="", metavar="TEXT", help="phrase: what was read before")
+    parser.add_argument("--one-sentence", action="store_true", help="phrase: it must come before the next <eos>")
+    add_log_base(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when the number is printed."""
+    from vlhmm.errors import ConfigError
+
+    counts = {"entropy": (0, 0), "phrase": (1, None), "kl": (1, 2)}
+    low, high = counts[args.what]
+    if len(args.operands) < low or (high is not None and len(args.operands) > high):
+        wanted = {
+            "entropy": "nothing more",
+            "phrase": "the words of a phrase",
+            "kl": "another RUN, and a FILE or standard input",
+        }
+        raise ConfigError(f"{args.what} takes {wanted[args.what]}, got {' '.join(args.operands) or 'nothing'}")
+    model = load_model(args)
+    with Answers(args.format, single=True) as answer:
+        {"entropy": _entropy, "phrase": _phrase, "kl": _kl}[args.what](args, model, Logs(args), answer)
+    return 0
+
+
+def _entropy(args: argparse.Namespace, model: Any, logs: Logs, answer: Answers) -> None:
+    from vlhmm.queries.information import entropy_rate
+
+    found = entropy_rate(model, args.streams, args.tokens, args.seed)
+    record = {
+        "entropy_rate": logs(found.value),
+        "standard_error": logs(found.standard_error),
+        "log_base": logs.name,
+        "estimate": True,
+        "streams": found.num_streams,
+        "tokens_per_stream": found.num_tokens,
+        "rule": model.rule,
+        "seed": args.seed,
+    }
+    answer(
+        record,
+        f"entropy rate {logs(found.value):.4f} ± {logs(found.standard_error):.4f} a token (log base "
+        f"{logs.name}): estimate and standard error from {found.num_streams} streams of {found.num_tokens} "
+        "tokens",
+    )
+
+
+def _phrase(args: argparse.Namespace, model: Any, logs: Logs, answer: Answers) -> None:
+    from vlhmm.queries.information import phrase_probability
+
+    phrase = " ".join(args.operands)
+    note_oov(note_to(args.quiet), model.vocabulary, args.context.split())
+    found = phrase_probability(model, phrase, args.words, args.context, not args.one_sentence, memory_of(args))
+    record = {
+        "phrase": phrase,
+        "context": args.context,
+        "probabilities": found,
+        "exact": True,
+        "rule": model.rule,
+    }
+    lines = [f"{n}\t{probability:.8g}" for n, probability in enumerate(found, start=1)]
+    answer(record, [f"# tokens\texact p({phrase!r} occurs in them)", *lines])
+
+
+def _kl(args: argparse.Namespace, model: Any, logs: Logs, answer: Answers) -> None:
+    from vlhmm.data.text import read_lines
+    from vlhmm.queries.information import kl_on_text
+
+    other = load_model(args, args.operands[0])
+    total = ratio = 0.0
+    tokens = 0
+    for words in read_lines(args.operands[1] if len(args.operands) > 1 else "-"):
+        found = kl_on_text(model, other, words)
+        total += found.kl * found.num_tokens
+        ratio += found.log_ratio * found.num_tokens
+        tokens += found.num_tokens
+    record = {
+        "kl": logs(total / tokens),
+        "log_ratio": logs(ratio / tokens),
+        "log_base": logs.name,
+        "tokens": tokens,
+        "exact": True,
+    }
+    answer(
+        record,
+        f"KL {logs(total / tokens):.6f} a token, log-ratio of the text {logs(ratio / tokens):.6f} a token "
+        f"(log base {logs.name}), {tokens:,} tokens, each sentence by itself; exact for these contexts",
+    )

@@ -1,0 +1,200 @@
+"""What the verbs that ask a model share: the run, the text, the log base, constraints, and how answers are
+printed."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from vlhmm.cli.common import add_format, add_machine_options, note_to, setup, verb_parser
+from vlhmm.config import to_json
+from vlhmm.errors import ConfigError, DataError, QueryError, VlhmmError
+
+LOG_BASES = {"e": 1.0, "2": math.log(2), "10": math.log(10)}
+
+
+def query_parser(
+    subparsers: Any, name: str, help: str, description: str, epilog: str, *formats: str
+) -> argparse.ArgumentParser:
+    """The parser of a verb that asks a model: RUN, --format, the machine."""
+    parser = verb_parser(subparsers, name, help, description, epilog)
+    parser.add_argument("run_folder", metavar="RUN", help="a run of vlhmm train")
+    add_format(parser, *(formats or ("text", "json", "jsonl")))
+    add_machine_options(parser)
+    return parser
+
+
+def add_log_base(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--log-base",
+        choices=tuple(LOG_BASES),
+        default="e",
+        help="of every log-probability printed (default: e)",
+    )
+
+
+def add_constraint_options(parser: argparse.ArgumentParser) -> None:
+    """--must-contain, --must-not, --length, --regex, --constraint, --scope."""
+    group = parser.add_argument_group("constraints (all of them hold; words must be in the vocabulary)")
+    group.add_argument(
+        "--must-contain", action="append", default=[], metavar="PHRASE", help="a word or phrase; repeatable"
+    )
+    group.add_argument("--in-order", action="store_true", help="the --must-contain phrases in the order given")
+    group.add_argument("--must-not", action="append", default=[], metavar="PHRASE", help="a word or phrase; repeatable")
+    group.add_argument("--length", metavar="A-B", help="A to B words; A- for at least A, a number for exactly so many")
+    group.add_argument(
+        "--regex", action="append", default=[], metavar="PATTERN", help="over words, e.g. 'the .* [a b] c?'"
+    )
+    group.add_argument(
+        "--constraint",
+        action="append",
+        default=[],
+        metavar="EXPR",
+        help="""joined by & | ~, e.g. '~contains("a b") & length(2, 5) | regex("a .*")'""",
+    )
+    group.add_argument(
+        "--scope",
+        choices=("text", "gaps"),
+        default="text",
+        help="what they speak of: the whole text (default), or only the words filled in",
+    )
+
+
+def constraint_of(args: argparse.Namespace) -> Any:
+    """The constraint the options ask for, or None."""
+    from vlhmm.constraints.constraint import length, must_contain, must_not, parse_constraint, regex
+
+    parts = []
+    if args.must_contain:
+        parts.append(must_contain(*args.must_contain, in_order=args.in_order))
+    elif args.in_order:
+        raise ConfigError("--in-order says how --must-contain phrases stand; give some")
+    if args.must_not:
+        parts.append(must_not(*args.must_not))
+    if args.length is not None:
+        parts.append(length(*_range(args.length)))
+    parts += [regex(pattern) for pattern in args.regex]
+    parts += [parse_constraint(expression) for expression in args.constraint]
+    if not parts:
+        return None
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole & part
+    return whole
+
+
+def _range(text: str) -> tuple[int, int | None]:
+    low, dash, high = text.partition("-")
+    if not low.isdecimal() or (high and not high.isdecimal()):
+        raise ConfigError(f"--length {text}: expected a number, A-B or A-")
+    return int(low), (int(high) if high else None) if dash else int(low)
+
+
+def load_model(args: argparse.Namespace, run_folder: str | None = None) -> Any:
+    """The HMM of a run, ready to be asked."""
+    device = setup(args)
+    import vlhmm
+
+    folder = run_folder or args.run_folder
+    model = vlhmm.load(folder, memory=args.memory, device=device)
+    if not hasattr(model, "tables"):
+        raise ConfigError(f"{folder} holds a baseline, which has no hidden states to ask; give a run of vlhmm train")
+    return model
+
+
+def memory_of(args: argparse.Namespace) -> float:
+    """Bytes that the messages of a query may take."""
+    from vlhmm.data.user_text import DEFAULT_MEMORY
+
+    return args.memory or DEFAULT_MEMORY
+
+
+def texts_of(argument: str | None) -> Iterator[tuple[int, list[str]]]:
+    """(line number, words): the argument itself as one text, or the lines of standard input for "-"."""
+    if argument != "-":
+        yield 1, (argument or "").split()
+        return
+    for number, raw in enumerate(sys.stdin.buffer, start=1):
+        try:
+            yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").split()
+        except UnicodeDecodeError:
+            raise DataError(f"standard input, line {number}: not UTF-8; convert the text to UTF-8") from None
+
+
+def on_line(number: int, several: bool, error: VlhmmError) -> VlhmmError:
+    """The error, saying on which line of the text it arose."""
+    return type(error)(f"line {number}: {error}") if several else error
+
+
+def note_oov(note: Callable[[str], None], vocabulary: Any, words: Sequence[str]) -> None:
+    """Says which words the model does not know."""
+    unknown = [word for word in words if word not in vocabulary and not word.startswith("[MASK")]
+    if unknown:
+        shown = ", ".join(repr(word) for word in unknown[:5])
+        note(f"{len(unknown)} words beyond the vocabulary are read as <unk>: {shown}")
+
+
+class Logs:
+    """Log-probabilities in the base asked for; Python's are natural."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.name = args.log_base
+        self.divisor = LOG_BASES[args.log_base]
+
+    def __call__(self, nats: float) -> float:
+        return nats / self.divisor
+
+    def number(self, nats: float) -> float | str:
+        """For JSON, which has no infinity: '-inf' as a word."""
+        return self(nats) if math.isfinite(nats) else "-inf"
+
+    def shown(self, nats: float) -> str:
+        return f"{self(nats):.4f}"
+
+
+class Answers:
+    """Prints answers as they come: lines of text, JSON lines, or one JSON array."""
+
+    def __init__(self, kind: str, single: bool = False) -> None:
+        self.kind, self.single, self.count = kind, single, 0
+
+    def __enter__(self) -> Answers:
+        return self
+
+    def __call__(self, record: dict[str, Any], text: str | Iterable[str]) -> None:
+        """One answer: `record` for programs, `text` for people."""
+        if self.kind == "text":
+            for line in [text] if isinstance(text, str) else text:
+                print(line)
+            sys.stdout.flush()
+        elif self.kind == "jsonl":
+            print(to_json(record), flush=True)
+        elif self.single:
+            print(to_json(record))
+        else:
+            print(("[" if self.count == 0 else ",") + to_json(record))
+        self.count += 1
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if self.kind == "json" and not self.single and error is None:
+            print("[]" if self.count == 0 else "]")
+
+
+__all__ = [
+    "Answers",
+    "Logs",
+    "QueryError",
+    "add_constraint_options",
+    "add_log_base",
+    "constraint_of",
+    "load_model",
+    "memory_of",
+    "note_oov",
+    "note_to",
+    "on_line",
+    "query_parser",
+    "texts_of",
+]

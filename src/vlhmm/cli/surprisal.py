@@ -1,0 +1,91 @@
+"""`vlhmm surprisal`: the words of a text that the model expects least, given both sides."""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+from typing import Any
+
+from vlhmm.cli.options import Answers, Logs, add_log_base, load_model, memory_of, on_line, query_parser
+from vlhmm.errors import VlhmmError
+
+EPILOG = """\
+FILE is a text, one sentence a line; standard input without it. For every word the model computes p(word |
+all other words of its sentence) exactly; the least expected words come first, each with what would have
+been expected in its place.
+
+examples:
+  echo "the president off the united states" | vlhmm surprisal runs/mine
+  vlhmm surprisal runs/mine essay.txt --worst 50
+  vlhmm surprisal runs/mine essay.txt --each 1 --format jsonl      the oddest word of every sentence
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """The parser of this verb, added to `subparsers`."""
+    parser = query_parser(
+        subparsers,
+        "surprisal",
+        "the words of a text least expected given both sides",
+        "The words of a text that the model expects least, given everything left and right of them.",
+        EPILOG,
+    )
+    parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="a text file (default: standard input)")
+    parser.add_argument(
+        "--worst", type=int, default=20, metavar="N", help="words listed, of the whole text (default: 20)"
+    )
+    parser.add_argument("--each", type=int, metavar="N", help="list N words of every sentence instead, as they come")
+    parser.add_argument("--top-k", type=int, default=5, metavar="K", help="expected words shown (default: 5)")
+    add_log_base(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when the words are listed."""
+    from vlhmm.data.text import read_lines
+    from vlhmm.errors import ConfigError
+    from vlhmm.queries.word_posterior import spot
+
+    for name, value in (("--worst", args.worst), ("--each", args.each), ("--top-k", args.top_k)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} {value}: expected at least 1")
+    model = load_model(args)
+    logs = Logs(args)
+    worst: list[tuple[float, int, int, Any]] = []  # a heap whose top is the most expected of those kept
+    with Answers(args.format) as answer:
+        for number, words in enumerate(read_lines(args.file), start=1):
+            try:
+                found = spot(model, words, args.top_k, memory=memory_of(args)) if words else []
+            except VlhmmError as error:
+                raise on_line(number, True, error) from None
+            if args.each is not None:
+                for surprise in found[: args.each]:
+                    _print(number, surprise, logs, answer)
+                continue
+            for surprise in found[: args.worst]:
+                heapq.heappush(worst, (-surprise.log_prob, -number, -surprise.position, surprise))
+                if len(worst) > args.worst:
+                    heapq.heappop(worst)
+        for _, number, _, surprise in sorted(worst, reverse=True, key=lambda entry: entry[:3]):
+            _print(-number, surprise, logs, answer)
+    return 0
+
+
+def _print(number: int, surprise: Any, logs: Logs, answer: Answers) -> None:
+    record = {
+        "line": number,
+        "position": surprise.position,
+        "word": surprise.word,
+        "log_prob": logs.number(surprise.log_prob),
+        "log_base": logs.name,
+        "rank": surprise.rank,
+        "oov": surprise.oov,
+        "expected": [{"word": w.word, "probability": w.probability} for w in surprise.expected],
+    }
+    expected = ", ".join(f"{w.word} {w.probability:.3f}" for w in surprise.expected)
+    answer(
+        record,
+        f"{number}:{surprise.position + 1}\t{surprise.word}\t{logs.shown(surprise.log_prob)} "
+        f"(log base {logs.name})\trank {surprise.rank:,}\texpected: {expected}",
+    )

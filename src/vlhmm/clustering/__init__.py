@@ -1,0 +1,27 @@
+"""Words to blocks: which states may emit which words, and how words are clustered.
+
+`structure` holds the answer (`Blocks`), `clustering` finds it from a text (`brown`, then `exchange`, both
+on the counts of `bigrams`), `assignments` cuts words by frequency, `paths` reads and writes wcluster's files.
+"""
+
+from vlhmm.clustering.assignments import frequency_blocks
+from vlhmm.clustering.bigrams import average_mutual_information, count_bigrams
+from vlhmm.clustering.blocks import Blocks, allocate_states, share_states
+from vlhmm.clustering.brown import brown_clusters
+from vlhmm.clustering.cluster import ClusteringResult, cluster_words
+from vlhmm.clustering.paths import WordPaths, read_paths, write_paths
+
+__all__ = [
+    "Blocks",
+    "ClusteringResult",
+    "WordPaths",
+    "allocate_states",
+    "average_mutual_information",
+    "brown_clusters",
+    "cluster_words",
+    "count_bigrams",
+    "frequency_blocks",
+    "read_paths",
+    "share_states",
+    "write_paths",
+]

@@ -1,0 +1,136 @@
+r"""Block-factored transitions whose second factor has low rank: no tile, no exponential of a pair of states.
+
+    p(z' | z) = p(m' | z) \sum_r \phi_z(r) \psi_{z'}(r) / \sum_r \phi_z(r) \Psi_{m'}(r),
+    \phi = exp(u), \psi = exp(v), \Psi_{m'} = \sum of \psi over the states of block m'
+
+The channel r is a hidden variable between z and z'. Its expected counts (`ChannelCounts`) are all that training needs,
+and they do not grow with the pairs of blocks that occur: that is what makes many blocks affordable.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from vlhmm.components.transitions import Groups, TileCounts, columns_to_log, runs
+from vlhmm.inference.low_rank_torch import ChannelCounts
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """As the other transitions, and `leave` for inference through channels."""
+
+    log_block: Float[Tensor, "block slot block"]  # log p(m' | z)
+    source: Float[Tensor, "block slot channel"]  # u
+    target: Float[Tensor, "block slot channel"]  # v
+    enterable: Bool[Tensor, "block slot"] | None
+
+    @property
+    def num_states(self) -> int:
+        return self.log_block.shape[0] * self.log_block.shape[1]
+
+    def to(self, **how: Any) -> "LowRank":
+        """The same, detached, with its factors in another dtype or on another device."""
+        source, target = (factor.detach().to(**how) for factor in (self.source, self.target))
+        log_block = self.log_block.detach().to(**how).log_softmax(-1)  # a wider type shows what rounding had left over
+        return replace(self, log_block=log_block, source=source, target=target)
+
+    def factors(self) -> tuple[Float[Tensor, "block slot channel"], Float[Tensor, "block slot channel"]]:
+        """(phi, psi), each up to a factor that the normalization takes out: one a state, and one a block."""
+        v = self.target
+        allowed = columns_to_log(self.enterable, v.dtype)
+        if allowed is not None:
+            v = v + allowed[..., None]
+        phi = (self.source - self.source.detach().amax(-1, keepdim=True)).exp()
+        return phi, (v - v.detach().amax((1, 2), keepdim=True)).exp()
+
+    @torch.no_grad()
+    def leave(self, phi: Tensor, psi: Tensor, from_group: Groups, to_group: Groups) -> Float[Tensor, "pair slot"]:
+        """p(m' | z) / (phi_z . Psi_m') for the states z of each pair's first block."""
+        mass, log_block = psi.sum(1), self.log_block.detach()
+        result = phi.new_empty(len(from_group), phi.shape[1])
+        for group, first, last in runs(from_group):
+            to = to_group[first:last]
+            torch.div(log_block[group][:, to].exp().t(), mass[to] @ phi[group].t(), out=result[first:last])
+        return result
+
+    @torch.no_grad()
+    def tiles(self, from_group: Groups, to_group: Groups, out: Tensor | None = None) -> TileCounts:
+        """A[states of from][:, states of to] for each pair; pairs are sorted by `from`."""
+        phi, psi = self.factors()
+        leave, num_slots = self.leave(phi, psi, from_group, to_group), phi.shape[1]
+        if out is None:
+            out = phi.new_empty(len(from_group), num_slots, num_slots)
+        for group, first, last in runs(from_group):
+            through = leave[first:last, :, None] * phi[group]
+            torch.bmm(through, psi[to_group[first:last]].transpose(1, 2), out=out[first:last])
+        return out
+
+    @torch.no_grad()
+    def rows(self, states: Int[Tensor, " n"], out: Tensor | None = None) -> Float[Tensor, "n state"]:
+        """p(. | z) for each given state, O(n S r)."""
+        phi, psi = (factor.flatten(0, 1) for factor in self.factors())
+        num_blocks, num_slots = self.log_block.shape[:2]
+        rows = torch.mm(phi[states], psi.t(), out=out).view(len(states), num_blocks, num_slots)
+        into_block = self.log_block.flatten(0, 1)[states].exp()
+        rows *= (into_block / rows.sum(-1))[..., None]
+        return rows.view(len(states), -1)
+
+    def expected_log_likelihood(
+        self,
+        from_group: Groups,
+        to_group: Groups,
+        counts: ChannelCounts,
+        value: bool = True,
+        tiles: TileCounts | None = None,
+    ) -> Tensor:
+        """sum of counts * log-probabilities of leaving, channels and arriving, differentiable.
+
+        Without `value` the number of the channels is left out (it is 0), but not of the gradient.
+        """
+        block_part = (counts.leave * self.log_block[from_group, :, to_group]).sum()
+        phi, psi = self.factors()
+        return block_part + _Channels.apply(phi, psi, from_group, to_group, counts, value)
+
+    def sample(self, states: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
+        """z' ~ p(. | z) for each given z: first its block, then its slot, O(M + K r) each."""
+        num_slots = self.log_block.shape[1]
+        block, slot = states // num_slots, states % num_slots
+        to = torch.multinomial(self.log_block[block, slot].exp(), 1, generator=generator)[:, 0]
+        phi, psi = self.factors()
+        within = torch.einsum("nr,nkr->nk", phi[block, slot], psi[to])
+        return to * num_slots + torch.multinomial(within, 1, generator=generator)[:, 0]
+
+
+class _Channels(torch.autograd.Function):
+    r"""sum of source counts log phi + target counts log psi - leaving counts log(phi . Psi), value and gradient in one pass."""
+
+    @staticmethod
+    def forward(ctx, phi, psi, from_group, to_group, counts: ChannelCounts, with_value):
+        phi, psi = phi.detach(), psi.detach()
+        tiny = torch.finfo(phi.dtype).tiny
+        d_phi, d_psi = counts.source / phi.clamp(min=tiny), counts.target / psi.clamp(min=tiny)
+        mass, d_mass = psi.sum(1), torch.zeros_like(psi[:, 0])
+        value = torch.zeros((), dtype=torch.float64, device=phi.device)
+        for group, first, last in runs(from_group):
+            to, left = to_group[first:last], counts.leave[first:last]
+            entered = mass[to]  # (n, R)
+            normalizer = entered @ phi[group].t()  # (n, K)
+            weight = left / normalizer
+            d_phi[group].addmm_(weight.t(), entered, alpha=-1)
+            d_mass.index_add_(0, to, weight @ phi[group], alpha=-1)
+            if with_value:
+                value -= (left * normalizer.log()).sum(dtype=torch.float64)
+        d_psi += d_mass[:, None]
+        if with_value:
+            for count, factor in ((counts.source, phi), (counts.target, psi)):
+                value += (count * factor.clamp(min=tiny).log()).sum(dtype=torch.float64)
+        ctx.save_for_backward(d_phi, d_psi)
+        return value.to(phi.dtype)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        d_phi, d_psi = ctx.saved_tensors
+        return gradients[0] * d_phi, gradients[0] * d_psi, None, None, None, None

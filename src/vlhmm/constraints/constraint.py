@@ -1,0 +1,231 @@
+"""What a text must look like. Input: words, phrases, patterns, joined by & | ~. Output: a minimal automaton.
+
+must_contain("trade", "foreign powers") & ~must_contain("war") & length(5, 12)
+"""
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vlhmm.constraints import regex as patterns
+from vlhmm.constraints.automaton import Automaton, over_vocabulary
+from vlhmm.constraints.dfa import DFA, MAX_STATES, complement, explore, minimal, product
+from vlhmm.data.user_text import known_word
+from vlhmm.data.vocabulary import Vocabulary
+from vlhmm.errors import QueryError
+
+Phrase = tuple[str, ...]
+
+
+class Constraint:
+    """A set of texts; `a & b`, `a | b` and `~a` are constraints too."""
+
+    def __and__(self, other: "Constraint") -> "Constraint":
+        return Both(self, other)
+
+    def __or__(self, other: "Constraint") -> "Constraint":
+        return OneOf(self, other)
+
+    def __invert__(self) -> "Constraint":
+        return Not(self)
+
+    def words(self) -> set[str]:
+        """The words the constraint names."""
+        raise NotImplementedError
+
+    def dfa(self, symbol_of_word: dict[str, int], num_symbols: int, max_states: int) -> DFA:
+        """The minimal DFA; the last symbol stands for every word the constraint does not name."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Both(Constraint):
+    left: Constraint
+    right: Constraint
+
+    def words(self) -> set[str]:
+        return self.left.words() | self.right.words()
+
+    def dfa(self, symbol_of_word: dict[str, int], num_symbols: int, max_states: int) -> DFA:
+        left, right = (part.dfa(symbol_of_word, num_symbols, max_states) for part in (self.left, self.right))
+        return product(left, right, True, max_states)
+
+
+@dataclass(frozen=True)
+class OneOf(Constraint):
+    left: Constraint
+    right: Constraint
+
+    def words(self) -> set[str]:
+        return self.left.words() | self.right.words()
+
+    def dfa(self, symbol_of_word: dict[str, int], num_symbols: int, max_states: int) -> DFA:
+        left, right = (part.dfa(symbol_of_word, num_symbols, max_states) for part in (self.left, self.right))
+        return product(left, right, False, max_states)
+
+
+@dataclass(frozen=True)
+class Not(Constraint):
+    part: Constraint
+
+    def words(self) -> set[str]:
+        return self.part.words()
+
+    def dfa(self, symbol_of_word: dict[str, int], num_symbols: int, max_states: int) -> DFA:
+        return complement(self.part.dfa(symbol_of_word, num_symbols, max_states))
+
+
+@dataclass(frozen=True)
+class Contains(Constraint):
+    """Texts with these phrases in this order, one beginning after the one before has ended."""
+
+    phrases: tuple[Phrase, ...]
+
+    def words(self) -> set[str]:
+        return {word for phrase in self.phrases for word in phrase}
+
+    def dfa(self, symbol_of_word: dict[str, int], num_symbols: int, max_states: int) -> DFA:
+        """Knuth, Morris and Pratt's automaton of each phrase, one after the other."""
+        phrases = [[symbol_of_word[word] for word in phrase] for phrase in self.phrases]
+
+        def step(state: tuple[int, int], symbol: int) -> tuple[int, int]:
+            which, matched = state
+            if which == len(phrases):
+                return state
+            phrase = phrases[which]
+            read = [*phrase[:matched], symbol]
+            matched = next(n for n in range(len(read), -1, -1) if phrase[:n] == read[len(read) - n :])
+            return (which + 1, 0) if matched == len(phrase) else (which, matched)
+
+        return minimal(explore((0, 0), step, lambda s: s[0] == len(phrases), num_symbols, max_states))
+
+
+@dataclass(frozen=True)
+class Length(Constraint):
+    """Texts of `low` to `high` words."""
+
+    low: int
+    high: int | None
+
+    def words(self) -> set[str]:
+        return set()
+
+    def dfa(self, symbol_of_word: dict[str, int], num_symbols: int, max_states: int) -> DFA:
+        last = self.low if self.high is None else self.high + 1  # beyond it nothing changes any more
+        if last + 1 > max_states:
+            raise QueryError(
+                f"length {self.low} to {self.high} needs {last + 1:,} automaton states, the limit is "
+                f"{max_states:,}; ask for shorter texts"
+            )
+        count = np.arange(last + 1)
+        delta = np.repeat(np.minimum(count + 1, last)[:, None], num_symbols, axis=1)
+        accept = count >= self.low if self.high is None else (count >= self.low) & (count <= self.high)
+        return DFA(delta, accept)
+
+
+@dataclass(frozen=True)
+class Regex(Constraint):
+    """Texts that a pattern over words matches from end to end; see `vlhmm.constraints.regex`."""
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        patterns.parse(self.pattern)
+
+    def words(self) -> set[str]:
+        return patterns.words_of(patterns.parse(self.pattern))
+
+    def dfa(self, symbol_of_word: dict[str, int], num_symbols: int, max_states: int) -> DFA:
+        return patterns.to_dfa(patterns.parse(self.pattern), symbol_of_word, num_symbols, max_states)
+
+
+def must_contain(*phrases: str | Sequence[str], in_order: bool = False) -> Constraint:
+    """Texts that hold every phrase: in any order (they may overlap), or one after the other as given."""
+    if not phrases:
+        raise QueryError("must_contain needs at least one word or phrase")
+    parts = tuple(_phrase(phrase) for phrase in phrases)
+    if in_order:
+        return Contains(parts)
+    constraint: Constraint = Contains(parts[:1])
+    for part in parts[1:]:
+        constraint = constraint & Contains((part,))
+    return constraint
+
+
+def must_not(*phrases: str | Sequence[str]) -> Constraint:
+    """Texts that hold none of the phrases."""
+    if not phrases:
+        raise QueryError("must_not needs at least one word or phrase")
+    constraint: Constraint = ~Contains((_phrase(phrases[0]),))
+    for phrase in phrases[1:]:
+        constraint = constraint & ~Contains((_phrase(phrase),))
+    return constraint
+
+
+def length(low: int, high: int | None = None) -> Constraint:
+    """Texts of `low` to `high` words; without `high`, of at least `low`."""
+    if low < 0 or (high is not None and high < low):
+        raise QueryError(f"length {low} to {high} is no range, expected 0 <= low <= high")
+    return Length(low, high)
+
+
+def regex(pattern: str) -> Constraint:
+    """Texts that the pattern matches from end to end; its syntax is in `vlhmm.constraints.regex`."""
+    return Regex(pattern)
+
+
+def compile_constraint(constraint: Constraint, vocabulary: Vocabulary, max_states: int = MAX_STATES) -> Automaton:
+    """The minimal automaton of a constraint over a vocabulary; words it names must be in the vocabulary."""
+    words = sorted(constraint.words())
+    ids = [known_word(vocabulary, word) for word in words]
+    symbol_of_word = {word: i for i, word in enumerate(words)}
+    automaton = minimal(constraint.dfa(symbol_of_word, len(words) + 1, max_states))
+    return over_vocabulary(automaton, ids, len(vocabulary), vocabulary.eos)
+
+
+def parse_constraint(expression: str) -> Constraint:
+    """A constraint from its written form: contains("a b", …), in_order("a", "b"), length(2, 5), regex("…"),
+    & | ~ ()."""
+    try:
+        tree = ast.parse(expression.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        raise QueryError(f"cannot read the constraint {expression!r}; {_WRITTEN}") from None
+    return _from_tree(tree, expression)
+
+
+_WRITTEN = 'write e.g. contains("a b") & ~contains("c") & length(2, 5) | regex("a .* b")'
+_CALLS = {
+    "contains": lambda *phrases: must_contain(*phrases),
+    "in_order": lambda *phrases: must_contain(*phrases, in_order=True),
+    "length": length,
+    "regex": regex,
+}
+
+
+def _from_tree(tree: ast.AST, expression: str) -> Constraint:
+    match tree:
+        case ast.BinOp(left, ast.BitAnd(), right):
+            return _from_tree(left, expression) & _from_tree(right, expression)
+        case ast.BinOp(left, ast.BitOr(), right):
+            return _from_tree(left, expression) | _from_tree(right, expression)
+        case ast.UnaryOp(ast.Invert(), part):
+            return ~_from_tree(part, expression)
+        case ast.Call(ast.Name(name), arguments, []) if name in _CALLS and all(
+            isinstance(argument, ast.Constant) for argument in arguments
+        ):
+            values = [argument.value for argument in arguments]  # type: ignore[attr-defined]
+            kind = int if name == "length" else str
+            if values and all(type(value) is kind for value in values) and (name != "length" or len(values) <= 2):
+                if name != "regex" or len(values) == 1:
+                    return _CALLS[name](*values)  # type: ignore[operator]
+            raise QueryError(f"{name} in the constraint {expression!r} has the wrong arguments; {_WRITTEN}")
+    raise QueryError(f"cannot read the constraint {expression!r}; {_WRITTEN}")
+
+
+def _phrase(phrase: str | Sequence[str]) -> Phrase:
+    words = tuple(phrase.split()) if isinstance(phrase, str) else tuple(str(word) for word in phrase)
+    if not words:
+        raise QueryError("a phrase of no words, expected at least one word")
+    return words

@@ -1,0 +1,335 @@
+"""The hidden Markov model: parameters -> potentials. Knows blocks of word ids, but no words and no text."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from vlhmm.clustering.blocks import Blocks
+from vlhmm.components import emissions
+from vlhmm.components.config import ModelConfig
+from vlhmm.components.fused import linear_log_softmax, take
+from vlhmm.components.low_rank import LowRank
+from vlhmm.components.networks import Residual, composed, network
+from vlhmm.components.transitions import BlockFactored, Softmax
+
+Transition = Softmax | BlockFactored | LowRank
+
+
+class ModelPotentials(NamedTuple):
+    """The log-potentials of a model, or of its reduction by state dropout, attached to the parameters."""
+
+    log_start: Float[Tensor, "group slot"]
+    log_emission: Float[Tensor, "word slot"]
+    transition: Transition
+
+
+class Kept(NamedTuple):
+    """What dropout left: slots of every block, and how many of them count.
+
+    Where words have states of their own, `columns` are the states that may be entered; with the slots of every word that
+    they leave, the model is made of these states alone.
+
+    `features` scales the coordinates of the kept states' embeddings: 0 where dropped, 1 / (1 - rate) elsewhere.
+    """
+
+    slots: Int[Tensor, "block kept"] | None = None
+    num_alive: Int[Tensor, " block"] | None = None
+    columns: Bool[Tensor, " state"] | None = None
+    features: Float[Tensor, "block kept width"] | None = None
+
+
+class StateEmbedding(nn.Module):
+    """E_z for the kept states, (M, K, h): independent, factored (block with state) or additive (block + slot + own)."""
+
+    def __init__(self, kind: str, num_blocks: int, states_per_block: int, size: int) -> None:
+        super().__init__()
+        self.kind = kind
+        own = size // 2 if kind == "factored" else size
+        self.state = nn.Parameter(torch.empty(num_blocks, states_per_block, own))
+        if kind == "factored":
+            self.block = nn.Parameter(torch.empty(num_blocks, 1, size - own))
+        elif kind == "additive":
+            self.block = nn.Parameter(torch.empty(num_blocks, 1, size))
+            self.slot = nn.Parameter(torch.empty(states_per_block, size))
+
+    def initialize(self, generator: torch.Generator, scale: float) -> None:
+        """Kaiming uniform, as the paper; additive parts are scaled so that a block's states first learn together."""
+        if self.kind == "additive":
+            for table, deviation in ((self.block, 1.0), (self.slot, 0.5), (self.state, 0.3)):
+                nn.init.normal_(table, std=deviation * scale, generator=generator)
+            return
+        for table in self.parameters():
+            kaiming_(table, generator)
+
+    def forward(self, slots: Tensor | None) -> Float[Tensor, "block slot width"]:
+        state: Tensor = self.state
+        if slots is not None:
+            state = take(state, slots)
+        if self.kind == "factored":
+            return torch.cat([self.block.expand(-1, state.shape[1], -1), state], dim=-1)
+        if self.kind == "additive":
+            return state + self.block + looked_up(self.slot, slots)
+        return state
+
+
+class HMM(nn.Module):
+    """p(x, z) = prod_t p(z_t | z_t-1) p(x_t | z_t), with parameters shared among states as the configuration says."""
+
+    words_by_group: Tensor
+    num_alive: Tensor
+    states_of_group: Tensor
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        blocks: Blocks,
+        seed: int = 0,
+        word_counts: np.ndarray | None = None,
+        start_counts: np.ndarray | None = None,
+    ) -> None:
+        """`word_counts` (V,) and `start_counts` (V,) of the training text set the first biases of our own variants."""
+        super().__init__()
+        self.config, self.partition = config, blocks.partition
+        self.vocab_size, self.num_states = blocks.vocab_size, blocks.num_states
+        num_groups, num_slots = blocks.num_groups, blocks.states_per_group
+        order, sizes = blocks.words_by_group
+        self.register_buffer("words_by_group", torch.from_numpy(order.astype(np.int64)), persistent=False)
+        self.register_buffer("num_alive", torch.from_numpy(blocks.num_alive.astype(np.int64)), persistent=False)
+        self.register_buffer("states_of_group", torch.from_numpy(blocks.states_of_group), persistent=False)
+        self.group_sizes = sizes.tolist()
+        generator = torch.Generator().manual_seed(seed)
+        if config.parameterization == "scalar":
+            self._make_scalar(num_groups, num_slots, generator)
+        else:
+            self._make_neural(num_groups, num_slots, generator)
+        if config.transition == "block-factored":
+            self._set_biases(blocks, word_counts, start_counts)
+
+    # ---- parameters
+
+    def _make_scalar(self, num_groups: int, num_slots: int, generator: torch.Generator) -> None:
+        def logits(*shape: int, spread: float = 1.0) -> nn.Parameter:
+            return nn.Parameter(torch.empty(*shape).uniform_(-spread, spread, generator=generator))
+
+        self.start_logits = logits(num_groups, num_slots)
+        self.emission_logits = logits(self.vocab_size, num_slots, spread=self.config.first_spread)
+        if self.config.transition == "softmax":
+            self.transition_logits = logits(self.num_states, self.num_states)
+        else:
+            self.block_logits = logits(num_groups, num_slots, num_groups)
+            self.tile_logits = logits(num_groups, num_groups, num_slots, num_slots)
+
+    def _make_neural(self, num_groups: int, num_slots: int, generator: torch.Generator) -> None:
+        config, size = self.config, self.config.hidden_size
+        if not self.partition:  # states belong to no block: one table of them all
+            num_groups, num_slots = 1, self.num_states
+        self.embedding = StateEmbedding(config.embedding, num_groups, num_slots, size)
+        if config.embedding == "factored":
+            self.compose = nn.ModuleDict({side: Residual(size) for side in ("start", "source", "target", "emission")})
+        factored = config.transition == "block-factored"
+        sides = ("source", "emission") if factored else ("start", "source", "emission")
+        self.networks = nn.ModuleDict({side: network(config.network, size) for side in sides})
+        self.start_score = nn.Linear(size, 1)
+        self.word = nn.Linear(size, self.vocab_size)
+        if factored:
+            self.next_block = nn.Linear(size, num_groups)
+            self.tile_source = nn.Linear(size, config.tile_width)
+            self.tile_target = nn.Linear(size, config.tile_width)
+            self.start_block = nn.Parameter(torch.zeros(num_groups))
+            if config.slot_code:
+                self.source_code = nn.Parameter(torch.empty(num_groups, 1, config.tile_width))
+                self.target_code = nn.Parameter(torch.empty(num_slots, config.tile_width))
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                kaiming_(module.weight, generator)
+                bound = 1 / math.sqrt(module.in_features)
+                nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+        with torch.no_grad():
+            self.word.weight.mul_(config.first_spread)
+        # embeddings are the raw target side of a softmax over all states: its first logits must be about 1, not 16
+        self.embedding.initialize(generator, 1.0 if factored else 1 / math.sqrt(size))
+        if factored:
+            self._calm(generator)
+
+    @torch.no_grad()
+    def _calm(self, generator: torch.Generator) -> None:
+        """Small first logits, and codes that make slot j of every block mean 'came from block j'."""
+        self.tile_source.weight.mul_(0.1)
+        self.tile_target.weight.mul_(0.1)
+        self.word.weight.mul_(0.5)
+        if self.config.slot_code:
+            num_groups, num_slots = self.source_code.shape[0], self.target_code.shape[0]
+            code = first_code(self.config, num_groups, generator)
+            self.source_code.copy_(code[:, None])
+            self.target_code.copy_(code[torch.arange(num_slots) % num_groups])
+
+    @torch.no_grad()
+    def _set_biases(self, blocks: Blocks, word_counts: np.ndarray | None, start_counts: np.ndarray | None) -> None:
+        """Biases start at log frequencies: the first model is a unigram of blocks, and of words within them."""
+
+        def log_frequency(counts: np.ndarray) -> Tensor:
+            logs = torch.from_numpy(counts + 0.5).log()
+            return (logs - logs.mean()).float()
+
+        def per_block(counts: np.ndarray) -> Tensor:
+            return log_frequency(np.bincount(blocks.group_of_word, counts, minlength=blocks.num_groups))
+
+        if word_counts is not None:
+            if self.config.parameterization == "neural":
+                self.word.bias.copy_(log_frequency(word_counts))
+                self.next_block.bias.copy_(per_block(word_counts))
+            else:
+                self.emission_logits.add_(log_frequency(word_counts)[:, None])
+                self.block_logits.add_(per_block(word_counts))
+        if start_counts is not None:
+            if self.config.parameterization == "neural":
+                self.start_block.copy_(per_block(start_counts))
+            else:
+                self.start_logits.add_(per_block(start_counts)[:, None])
+
+    # ---- potentials
+
+    def forward(self) -> ModelPotentials:
+        """The potentials of all states."""
+        return self.potentials()
+
+    def potentials(self, kept: Kept | None = None) -> ModelPotentials:
+        """log-potentials of the model with the kept states only; all of them without `kept`."""
+        kept = kept or Kept()
+        if not self.partition:
+            return self._overlapping_potentials(kept)
+        slots = kept.slots
+        alive = kept.num_alive if kept.num_alive is not None else self.num_alive
+        num_slots = self.states_of_group.shape[1] if slots is None else slots.shape[1]
+        enterable = None
+        if bool((alive < num_slots).any()):
+            enterable = torch.arange(num_slots, device=alive.device)[None] < alive[:, None]
+        if self.config.parameterization == "scalar":
+            start, log_emission, transition = self._scalar_potentials(slots, enterable)
+        else:
+            start, log_emission, transition = self._neural_potentials(slots, enterable, kept.features)
+        if enterable is not None:
+            start = start.masked_fill(~enterable, -torch.inf)
+        log_start = start.flatten().log_softmax(0).view_as(start)
+        return ModelPotentials(log_start, log_emission, transition)
+
+    def _grid(self, num_slots: int) -> Tensor:
+        """states_of_group of the (reduced) partition: m * K + slot."""
+        num_groups = len(self.group_sizes)
+        return torch.arange(num_groups * num_slots, device=self.num_alive.device).view(num_groups, num_slots)
+
+    def _neural_potentials(
+        self, slots: Tensor | None, enterable: Tensor | None, features: Tensor | None
+    ) -> tuple[Tensor, Tensor, Transition]:
+        embedding = self.embedding(slots)
+        if features is not None:
+            embedding = embedding * features
+        if self.config.embedding == "factored":
+            sides = {side: compose(embedding) for side, compose in self.compose.items()}
+        else:
+            sides = dict.fromkeys(("start", "source", "target", "emission"), embedding)
+        # a linear map before another is their product: it runs over the few outputs instead of all states
+        folded = self.config.transition == "block-factored" and self.config.network == "linear"
+        hidden = {
+            side: self.networks[side](x) if side in self.networks and not folded else x for side, x in sides.items()
+        }
+
+        def last(layer: nn.Linear, side: str) -> tuple[Tensor, Tensor]:
+            """The layer's weight and bias, with the side's linear map before it."""
+            return composed(layer, self.networks[side]) if folded else (layer.weight, layer.bias)
+
+        start = self.start_score(hidden["start"])[..., 0]
+        log_emission = emissions.blocked(
+            hidden["emission"], *last(self.word, "emission"), self.words_by_group, self.group_sizes
+        )
+        num_slots = embedding.shape[1]
+        if self.config.transition == "softmax":
+            flat = None if enterable is None else enterable.flatten()
+            source, target = hidden["source"].flatten(0, 1), hidden["target"].flatten(0, 1)
+            return start, log_emission, Softmax(source, target, None, flat, self._grid(num_slots))
+        source = nn.functional.linear(hidden["source"], *last(self.tile_source, "source"))
+        target = self.tile_target(hidden["target"])
+        if self.config.slot_code:
+            source = source + self.source_code
+            target = target + looked_up(self.target_code, slots)
+        log_block = linear_log_softmax(hidden["source"], *last(self.next_block, "source"))
+        start = start + self.start_block[:, None]
+        if self.config.within == "low-rank":
+            return start, log_emission, LowRank(log_block, source, target, enterable)
+        return start, log_emission, BlockFactored(log_block, source, target, None, enterable)
+
+    def _scalar_potentials(self, slots: Tensor | None, enterable: Tensor | None) -> tuple[Tensor, Tensor, Transition]:
+        start: Tensor = self.start_logits
+        emission: Tensor = self.emission_logits
+        if slots is None:
+            states = None
+        else:
+            groups = torch.arange(slots.shape[0], device=slots.device)[:, None]
+            states = (groups * start.shape[1] + slots).flatten()
+            start = start.gather(1, slots)
+            slots_of_word = slots.repeat_interleave(torch.tensor(self.group_sizes, device=slots.device), dim=0)
+            emission = emission.gather(1, emissions.restore_order(slots_of_word, self.words_by_group))
+        log_emission = emissions.blocked_scalar(emission, self.words_by_group, self.group_sizes)
+        if self.config.transition == "softmax":
+            logits: Tensor = self.transition_logits
+            if states is not None:
+                logits = logits[states][:, states]
+            flat = None if enterable is None else enterable.flatten()
+            return start, log_emission, Softmax(None, None, logits, flat, self._grid(start.shape[1]))
+        block_logits: Tensor = self.block_logits
+        tile_logits: Tensor = self.tile_logits
+        if slots is not None:
+            kept = slots.shape[1]
+            block_logits = block_logits.gather(1, slots[..., None].expand(-1, -1, block_logits.shape[2]))
+            num_groups, whole = tile_logits.shape[0], tile_logits.shape[2]
+            tile_logits = tile_logits.gather(2, slots[:, None, :, None].expand(-1, num_groups, -1, whole))
+            tile_logits = tile_logits.gather(3, slots[None, :, None, :].expand(num_groups, -1, kept, -1))
+        log_block = block_logits.log_softmax(-1)
+        return start, log_emission, BlockFactored(log_block, None, None, tile_logits, enterable)
+
+    def _overlapping_potentials(self, kept: Kept) -> ModelPotentials:
+        """Uniform constraints: every word has its own subset of all states; dropped columns cannot be entered."""
+        columns, states, dead = kept.columns, self.states_of_group, None
+        embedding = self.embedding(None)[0]
+        if kept.features is not None:
+            embedding = embedding * kept.features[0]
+        if columns is not None and kept.slots is not None and kept.num_alive is not None:
+            place = (columns.cumsum(0) - 1).clamp(min=0)
+            states = place[states.gather(1, kept.slots)]
+            dead = torch.arange(states.shape[1], device=states.device) >= kept.num_alive[:, None]
+            embedding, columns = embedding[columns], None
+        start = self.start_score(self.networks["start"](embedding))[..., 0]
+        if columns is not None:
+            start = start.masked_fill(~columns, -torch.inf)
+        log_start = start.log_softmax(0)[states]
+        log_emission = emissions.overlapping(
+            self.networks["emission"](embedding), self.word.weight, self.word.bias, states, dead
+        )
+        source = self.networks["source"](embedding)
+        transition = Softmax(source, embedding, None, columns, states, partition=False)
+        return ModelPotentials(log_start, log_emission, transition)
+
+
+def first_code(config: ModelConfig, num_groups: int, generator: torch.Generator) -> Float[Tensor, "group width"]:
+    """A vector a block, the same for leaving it and for a slot that remembers it; together they weigh `slot_code` nats."""
+    if config.within == "low-rank":  # blocks share channels in turn
+        channel = torch.arange(num_groups) % config.tile_width
+        return nn.functional.one_hot(channel, config.tile_width) * (config.slot_code / 2)
+    code = torch.empty(num_groups, config.tile_width).normal_(generator=generator)
+    return code * (math.sqrt(config.slot_code) / code.norm(dim=1, keepdim=True))
+
+
+def looked_up(table: Float[Tensor, "slot width"], slots: Int[Tensor, "block kept"] | None) -> Tensor:
+    """table[slots], or the whole table; as an embedding, whose gradient is added up in a fixed order on any number of threads."""
+    return table if slots is None else nn.functional.embedding(slots, table)
+
+
+@torch.no_grad()
+def kaiming_(table: Tensor, generator: torch.Generator) -> None:
+    """Kaiming uniform as torch's linear layers use it: U(-1/sqrt(h), 1/sqrt(h)) for width h."""
+    bound = 1 / math.sqrt(table.shape[-1])
+    table.uniform_(-bound, bound, generator=generator)

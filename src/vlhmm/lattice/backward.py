@@ -1,0 +1,292 @@
+r"""Backward messages through a text with gaps, an automaton carried along.
+
+Input:  a `Plan`, a semiring. Output: `Messages`.
+
+Let $B_i(q, z)$ be the probability of everything from item i on, given that the chain stands in state z and
+the automaton in state q. A given word x of group g: $B_i(q, z) = \sum_{z' \in g} p(z'|z)\, p(x|z')\,
+B_{i+1}(\delta(q,x), z')$. A gap: $R_0 = B_{i+1}$ and, with $E_{qq'}(z') = \sum_{x: \delta(q,x) = q'}
+p(x|z')$, $R_r(q, z) = \sum_{z'} p(z'|z) \sum_{q'} E_{qq'}(z')\, R_{r-1}(q', z')$; then $B_i = \sum_n R_n$
+over the gap's lengths n. A fresh start has $p(z_1)$ in place of $p(z'|z)$ and no z: one number a q.
+
+Only a gap needs messages on all S states. A gap of n words costs one pass from K states to S, n - 1 passes
+over the S x S transitions (all automaton states in one batch), and one pass from S back to the K states on
+its left.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vlhmm.lattice.semiring import SumProduct
+from vlhmm.lattice.template import Domain, Fixed, Gap, Plan
+from vlhmm.process import Process
+
+
+class Rows(NamedTuple):
+    """Vectors with a logarithmic scale each: row i is values[i] * exp(log_scale[i])."""
+
+    values: Tensor  # (n, S or K) float64, largest entry 1 (or a row of zeros, with scale -inf)
+    log_scale: Tensor  # (n,) float64
+
+
+class Value(NamedTuple):
+    """A message for some automaton states, on the states of its domain and/or for a fresh start."""
+
+    row_of: np.ndarray  # (Q,) the row of an automaton state, -1 for none
+    rows: Rows | None
+    log_fresh: Tensor | None  # (n,)
+
+
+def rescaled(values: Tensor, log_scale: Tensor) -> Rows:
+    """The same vectors, each with largest entry 1."""
+    top = values.amax(dim=1) if values.shape[1] else values.new_zeros(len(values))
+    positive = top > 0
+    divisor = torch.where(positive, top, torch.ones_like(top))
+    scale = torch.where(positive, log_scale + divisor.log(), torch.full_like(log_scale, -torch.inf))
+    return Rows(values / divisor[:, None], scale)
+
+
+def row_index(num_states: int, states: np.ndarray) -> np.ndarray:
+    """(Q,) row numbers of the listed automaton states, -1 for the others."""
+    row_of = np.full(num_states, -1, dtype=np.int64)
+    row_of[states] = np.arange(len(states))
+    return row_of
+
+
+@dataclass(frozen=True, eq=False)
+class GapMessages:
+    """What is kept of a gap."""
+
+    remaining: list[Value]  # R_r for r = 0 .. high - 1, on all states
+    lengths: dict[int, Value]  # R_n for every length n, on the domain left of the gap
+
+
+@dataclass(eq=False)
+class Messages:
+    """Backward messages of a plan."""
+
+    plan: Plan
+    process: Process
+    ring: SumProduct
+    gaps: dict[int, GapMessages] = field(default_factory=dict)
+    before: dict[int, Value] = field(default_factory=dict)  # B_i
+    _emission: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+
+    def log_total(self, start: int) -> float:
+        """log of everything, the automaton beginning in `start`; -inf where it is impossible."""
+        value = self.before[0]
+        row = int(value.row_of[start])
+        return -np.inf if row < 0 else float(value.log_fresh[row])  # type: ignore[index]
+
+    def emission(self, classes: tuple[int, ...]) -> Tensor:
+        """(S,) p(a word of these classes | z), or the largest such p(x | z)."""
+        if classes not in self._emission:
+            words = np.flatnonzero(np.isin(self.plan.automaton.class_of_word, classes))
+            self._emission[classes] = self.ring.emission(torch.from_numpy(words).to(self.process.device))
+        return self._emission[classes]
+
+    def arrival(self, following: Value, state: int) -> tuple[Tensor, float]:
+        """(values (S,), log scale) of sum_q' E_qq'(z') R(q', z') for one automaton state q."""
+        return self.combined(following, state, self.emission)
+
+    def combined(self, following: Value, state: int, weight) -> tuple[Tensor, float]:
+        """The sum over q' of weight(classes from q to q') times the message of q'."""
+        plan, ring = self.plan, self.ring
+        terms: list[tuple[Tensor, Tensor | None, float]] = []
+        for target, classes in self.targets(state).items():
+            row = int(following.row_of[target])
+            if row < 0:
+                continue
+            ordinary = tuple(c for c in classes if not self.is_fresh(c))
+            if ordinary and following.rows is not None:
+                terms.append((weight(ordinary), following.rows.values[row], float(following.rows.log_scale[row])))
+            if len(ordinary) < len(classes) and following.log_fresh is not None:
+                terms.append((weight((plan.automaton.eos_class,)), None, float(following.log_fresh[row])))
+        top = max((scale for *_, scale in terms), default=-np.inf)
+        result = torch.zeros(self.process.num_states, dtype=torch.float64, device=self.process.device)
+        if top == -np.inf:
+            return result, top
+        for emission, values, scale in terms:
+            factor = float(np.exp(scale - top))
+            if factor:
+                term = emission * factor if values is None else emission * values * factor
+                result = ring.join(result, term)
+        return result, top
+
+    def targets(self, state: int) -> dict[int, tuple[int, ...]]:
+        """{q': the classes of words that lead from q to q'}."""
+        found: dict[int, tuple[int, ...]] = {}
+        for c in self.plan.classes:
+            target = int(self.plan.automaton.delta[state, c])
+            found[target] = (*found.get(target, ()), c)
+        return found
+
+    def is_fresh(self, word_class: int) -> bool:
+        """Whether the chain starts afresh after a word of this class."""
+        return self.process.rule == "reset" and word_class == self.plan.automaton.eos_class
+
+
+def backward(process: Process, plan: Plan, ring: SumProduct) -> Messages:
+    """All backward messages of `plan`."""
+    messages = Messages(plan, process, ring)
+    last = len(plan.items)
+    messages.before[last] = _end(process, plan)
+    for i in range(last - 1, -1, -1):
+        item = plan.items[i]
+        if isinstance(item, Fixed):
+            messages.before[i] = _before_word(messages, i, item)
+        else:
+            messages.gaps[i] = _gap(messages, i, item)
+            messages.before[i] = _before_gap(messages, i)
+        messages.before.pop(i + 2, None)  # only gaps are asked again
+    return messages
+
+
+def _end(process: Process, plan: Plan) -> Value:
+    """Nothing more to come: one, wherever the automaton accepts."""
+    domain, states = plan.domains[-1], np.flatnonzero(plan.entry[-1])
+    size = process.num_states if domain.every else process.states_per_group
+    zeros = torch.zeros(len(states), dtype=torch.float64, device=process.device)
+    rows = Rows(zeros[:, None].expand(-1, size) + 1, zeros) if domain.every or domain.group is not None else None
+    return Value(row_index(plan.automaton.num_states, states), rows, zeros if domain.fresh else None)
+
+
+def _before_word(messages: Messages, i: int, item: Fixed) -> Value:
+    plan, process, following = messages.plan, messages.process, messages.before[i + 1]
+    states = np.flatnonzero(plan.entry[i])
+    targets, row = np.unique(plan.step(states, item), return_inverse=True)
+    source = torch.from_numpy(following.row_of[targets]).to(process.device)
+    emission = process.emission(item.word)
+    if process.restarts(item.word):
+        assert following.log_fresh is not None
+        arrival = rescaled(emission.expand(len(targets), -1), following.log_fresh[source])
+    else:
+        assert following.rows is not None
+        arrival = rescaled(following.rows.values[source] * emission, following.rows.log_scale[source])
+    row_of = np.full(plan.automaton.num_states, -1, dtype=np.int64)
+    row_of[states] = row.reshape(-1)
+    return _pushed(messages, arrival, process.group(item.word), plan.domains[i], row_of)
+
+
+def _gap(messages: Messages, i: int, item: Gap) -> GapMessages:
+    plan, process = messages.plan, messages.process
+    entry = plan.domains[i]
+    # R_r, r < high, is read by the slot before it (all states; fresh where an <eos> may stand in the gap).
+    inside = Domain(None, True, plan.domains[i + 1].fresh)
+    remaining = [messages.before[i + 1]]
+    lengths = {}
+    # One block of memory for all that is kept: small pieces left between large temporaries would keep the
+    # allocator from using theirs again.
+    kept = sum(int(states.sum()) for states in plan.remaining[i][1 : item.high])
+    store = torch.empty(kept, process.num_states, dtype=torch.float64, device=process.device)
+    if item.low == 0:
+        lengths[0] = _restricted(process, remaining[0], entry)
+    for r in range(1, item.high + 1):
+        states = np.flatnonzero(plan.remaining[i][r])
+        arrival = _slot(messages, remaining[r - 1], states)
+        row_of = row_index(plan.automaton.num_states, states)
+        value = _pushed(messages, arrival, None, inside if r < item.high else entry, row_of)
+        if r < item.high:
+            value, store = _stored(value, store)
+            remaining.append(value)
+        if r >= item.low:
+            lengths[r] = _restricted(process, value, entry) if r < item.high else value
+    return GapMessages(remaining, lengths)
+
+
+def _stored(value: Value, store: Tensor) -> tuple[Value, Tensor]:
+    """(the message, moved to the first rows of `store`; the rows that are left)."""
+    assert value.rows is not None
+    count = len(value.rows.values)
+    store[:count] = value.rows.values
+    return value._replace(rows=Rows(store[:count], value.rows.log_scale)), store[count:]
+
+
+def _slot(messages: Messages, following: Value, states: np.ndarray) -> Rows:
+    """What arrives in the state of a gap's word, for each listed automaton state before that word."""
+    process = messages.process
+    values = torch.empty(len(states), process.num_states, dtype=torch.float64, device=process.device)
+    scales = []
+    for row, state in enumerate(states):
+        values[row], scale = messages.arrival(following, int(state))
+        scales.append(scale)
+    return rescaled(values, torch.tensor(scales, dtype=torch.float64, device=process.device))
+
+
+def _before_gap(messages: Messages, i: int) -> Value:
+    """The sum (or best) of the gap's lengths."""
+    plan, ring, lengths = messages.plan, messages.ring, messages.gaps[i].lengths
+    states = np.flatnonzero(plan.entry[i])
+    domain = plan.domains[i]
+    found = [value for value in lengths.values() if (value.row_of[states] >= 0).any()]
+    rows = log_fresh = None
+    if domain.every or domain.group is not None:
+        values, scales = zip(*(_rows_at(value, states) for value in found), strict=True)
+        top = torch.stack(scales).amax(0)
+        base = torch.where(torch.isfinite(top), top, torch.zeros_like(top))
+        joined = torch.zeros_like(values[0])
+        for value, scale in zip(values, scales, strict=True):
+            joined = ring.join(joined, value * (scale - base).exp()[:, None])
+        rows = rescaled(joined, base)
+    if domain.fresh:
+        log_fresh = ring.join_logs(torch.stack([_fresh_at(value, states) for value in found]))
+    return Value(row_index(plan.automaton.num_states, states), rows, log_fresh)
+
+
+def _rows_at(value: Value, states: np.ndarray) -> tuple[Tensor, Tensor]:
+    """(values, log scales) of the listed automaton states; zero and -inf where there is no message."""
+    assert value.rows is not None
+    row = torch.from_numpy(value.row_of[states]).to(value.rows.values.device)
+    inside = row >= 0
+    if not len(value.rows.values):
+        size = value.rows.values.shape[1]
+        return value.rows.values.new_zeros(len(row), size), value.rows.log_scale.new_full((len(row),), -torch.inf)
+    values = value.rows.values[row.clamp(min=0)] * inside[:, None]
+    return values, torch.where(inside, value.rows.log_scale[row.clamp(min=0)], -torch.inf)
+
+
+def _fresh_at(value: Value, states: np.ndarray) -> Tensor:
+    """log values for a fresh start of the listed automaton states; -inf where there is no message."""
+    assert value.log_fresh is not None
+    row = torch.from_numpy(value.row_of[states]).to(value.log_fresh.device)
+    if not len(value.log_fresh):
+        return value.log_fresh.new_full((len(row),), -torch.inf)
+    return torch.where(row >= 0, value.log_fresh[row.clamp(min=0)], -torch.inf)
+
+
+def _restricted(process: Process, value: Value, domain: Domain) -> Value:
+    """A message on all states, on a smaller domain."""
+    rows = value.rows
+    if rows is not None and not domain.every:
+        rows = (
+            None
+            if domain.group is None
+            else rescaled(rows.values[:, process.states_of_group[domain.group]], rows.log_scale)
+        )
+    return Value(value.row_of, rows, value.log_fresh if domain.fresh else None)
+
+
+def _pushed(messages: Messages, arrival: Rows, group: int | None, domain: Domain, row_of: np.ndarray) -> Value:
+    """What stands before a transition, from what `arrival` says of the state it leads to.
+
+    `arrival` lives on the states of `group`, or on all states (None).
+    """
+    process, ring = messages.process, messages.ring
+    values, log_scale = arrival
+    rows = log_fresh = None
+    if domain.every:
+        moved = ring.retreat(values) if group is None else ring.retreat_to(group, values)
+        rows = rescaled(moved, log_scale)
+    elif domain.group is not None:
+        if group is None:
+            moved = ring.retreat_at(domain.group, values)
+        else:
+            moved = ring.retreat_tile(process.tiles([(domain.group, group)])[0].double(), values)
+        rows = rescaled(moved, log_scale)
+    if domain.fresh:
+        start = process.start if group is None else process.start[process.states_of_group[group]]
+        log_fresh = ring.total(values * start).log() + log_scale
+    return Value(row_of, rows, log_fresh)

@@ -1,0 +1,246 @@
+r"""Each gap word's distribution, and each gap's length. Input: sum-product `Messages`. Output:
+`GapMarginals` a gap.
+
+Forward messages $F_j(q, z)$ (j words of the gap used, z the state of the next one) meet the backward ones:
+$p(x \text{ at } j, \text{length } n) \propto \sum_{q,z} F_j(q, z)\, p(x|z)\, R_{n-j-1}(\delta(q,x), z)$.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vlhmm.lattice.backward import Messages, Rows, Value, rescaled, row_index
+from vlhmm.lattice.semiring import columns_of
+from vlhmm.lattice.template import Fixed, Gap
+
+
+class GapMarginals(NamedTuple):
+    """One gap, given everything observed (and the constraint)."""
+
+    lengths: dict[int, float]  # {n: p(the gap holds n words)}
+    words: dict[int, np.ndarray]  # {n: (n, V) p(x at each place of the gap | it holds n words)}
+
+
+def gap_marginals(messages: Messages, start: int) -> list[GapMarginals]:
+    """The marginals of every gap, the automaton beginning in `start`."""
+    plan, process = messages.plan, messages.process
+    last = max(i for i, item in enumerate(plan.items) if isinstance(item, Gap))
+    after = Value(
+        row_index(plan.automaton.num_states, np.array([start])),
+        None,
+        torch.zeros(1, dtype=torch.float64, device=process.device),
+    )
+    group: int | None = None  # of the word just read, if it was a given one
+    found = []
+    for i, item in enumerate(plan.items[: last + 1]):
+        if isinstance(item, Fixed):
+            after = _after_word(messages, item, after, group)
+            group = None if process.restarts(item.word) else process.group(item.word)
+        else:
+            marginals, after = _after_gap(messages, i, item, after, group, go_on=i < last)
+            found.append(marginals)
+            group = None
+    return found
+
+
+def _after_word(messages: Messages, item: Fixed, before: Value, group: int | None) -> Value:
+    """p(words so far, q, z) after a given word."""
+    plan, process = messages.plan, messages.process
+    states = np.flatnonzero(before.row_of >= 0)
+    targets = plan.step(states, item)
+    merged = np.unique(targets)
+    row_of = row_index(plan.automaton.num_states, merged)
+    here, emission = process.states(item.word), process.emission(item.word)
+    parts: list[tuple[Tensor, Tensor]] = []  # (values (n, K), log scale (n,)) in the order of `states`
+    order = torch.from_numpy(before.row_of[states]).to(process.device)
+    if before.rows is not None:
+        values, scale = before.rows.values[order], before.rows.log_scale[order]
+        if group is not None:
+            arrive = values @ process.tiles([(group, process.group(item.word))])[0].double()
+        else:
+            arrive = values @ columns_of(process, process.group(item.word)).T
+        parts.append((arrive * emission, scale))
+    if before.log_fresh is not None:
+        fresh = (process.start[here] * emission).expand(len(states), -1)
+        parts.append((fresh, before.log_fresh[order]))
+    values, scale = _summed(parts, row_of[targets], len(merged))
+    if process.restarts(item.word):
+        return Value(row_of, None, values.sum(1).log() + scale)
+    return Value(row_of, Rows(values, scale), None)
+
+
+def _summed(parts: list[tuple[Tensor, Tensor]], target: np.ndarray, count: int) -> Rows:
+    """Rows added into `count` sums, each part's row i into sum target[i]."""
+    device = parts[0][0].device
+    index = torch.from_numpy(target).to(device)
+    top = torch.full((count,), -torch.inf, dtype=torch.float64, device=device)
+    for _, scale in parts:
+        top = top.scatter_reduce(0, index, scale, "amax")
+    base = torch.where(torch.isfinite(top), top, torch.zeros_like(top))
+    total = parts[0][0].new_zeros(count, parts[0][0].shape[1])
+    for values, scale in parts:
+        total.index_add_(0, index, values * (scale - base[index]).exp()[:, None])
+    return rescaled(total, base)
+
+
+def _after_gap(
+    messages: Messages, i: int, item: Gap, before: Value, group: int | None, go_on: bool
+) -> tuple[GapMarginals, Value]:
+    process, gap = messages.process, messages.gaps[i]
+    lengths = _length_posterior(gap.lengths, before)
+    words: dict[int, np.ndarray] = {
+        n: np.zeros((n, process.vocab_size)) for n in range(item.low, item.high + 1) if lengths[n] > 0
+    }
+    used = {0: before}
+    for j in range(item.high):
+        arrive = _arrive(messages, used[j], group if j == 0 else None)
+        for n in words:
+            if n > j:
+                words[n][j] = _word_marginal(messages, arrive, gap.remaining[n - j - 1])
+        if j + 1 < item.high or go_on:
+            used[j + 1] = _emitted(messages, arrive)
+        if j > 0 and j < item.low:
+            del used[j]
+    if not go_on:
+        return GapMarginals(lengths, words), before
+    kept = [_everywhere(messages, used[n], group if n == 0 else None) for n in range(item.low, item.high + 1)]
+    return GapMarginals(lengths, words), _union(messages, kept)
+
+
+def _length_posterior(lengths: dict[int, Value], before: Value) -> dict[int, float]:
+    """{n: p(n words)} from the messages on both sides of a gap's left end."""
+    logs = {}
+    for n, value in lengths.items():
+        terms = []
+        for q in np.flatnonzero((before.row_of >= 0) & (value.row_of >= 0)):
+            left, right = int(before.row_of[q]), int(value.row_of[q])
+            if before.rows is not None and value.rows is not None:
+                both = (before.rows.values[left] * value.rows.values[right]).sum()
+                terms.append(both.log() + before.rows.log_scale[left] + value.rows.log_scale[right])
+            if before.log_fresh is not None and value.log_fresh is not None:
+                terms.append(before.log_fresh[left] + value.log_fresh[right])
+        logs[n] = float(torch.stack(terms).logsumexp(0)) if terms else -np.inf
+    top = max(logs.values())
+    weights = {n: float(np.exp(log - top)) for n, log in logs.items()}
+    total = sum(weights.values())
+    return {n: weight / total for n, weight in weights.items()}
+
+
+def _arrive(messages: Messages, before: Value, group: int | None) -> Value:
+    """p(words so far, q, z) where z is the state of the word to come: one transition further, on all
+    states."""
+    process = messages.process
+    parts: list[tuple[Tensor, Tensor]] = []
+    if before.rows is not None:
+        values, scale = before.rows
+        moved = process.advance(values) if group is None else process.advance_from([group] * len(values), values)
+        parts.append((moved, scale))
+    if before.log_fresh is not None:
+        parts.append((process.start.expand(len(before.log_fresh), -1), before.log_fresh))
+    count = len(parts[0][1])
+    return Value(before.row_of, _summed(parts, np.arange(count), count), None)
+
+
+def _word_marginal(messages: Messages, arrive: Value, following: Value) -> np.ndarray:
+    """(V,) the distribution of the word in a slot, given what comes to it from both sides."""
+    plan, process = messages.plan, messages.process
+    assert arrive.rows is not None
+    weights, tops = [], []
+    for c in plan.classes:
+        total = torch.zeros(process.num_states, dtype=torch.float64, device=process.device)
+        terms = []
+        for q in np.flatnonzero(arrive.row_of >= 0):
+            left, right = int(arrive.row_of[q]), int(following.row_of[plan.automaton.delta[q, c]])
+            if right < 0:
+                continue
+            scale = arrive.rows.log_scale[left]
+            if messages.is_fresh(c):
+                if following.log_fresh is not None:
+                    terms.append((arrive.rows.values[left], float(scale + following.log_fresh[right])))
+            elif following.rows is not None:
+                both = arrive.rows.values[left] * following.rows.values[right]
+                terms.append((both, float(scale + following.rows.log_scale[right])))
+        top = max((scale for _, scale in terms), default=-np.inf)
+        if top > -np.inf:
+            for vector, log_weight in terms:
+                total += vector * float(np.exp(log_weight - top))
+        weights.append(total)
+        tops.append(top)
+    if max(tops) == -np.inf:
+        return np.zeros(process.vocab_size)
+    words = process.emit(torch.stack(weights)).cpu().numpy()
+    result = np.zeros(process.vocab_size)
+    for row, top, c in zip(words, tops, plan.classes, strict=True):
+        members = plan.automaton.class_of_word == c
+        result[members] = row[members] * np.exp(top - max(tops))
+    mass = result.sum()
+    return result / mass if mass > 0 else result
+
+
+def _emitted(messages: Messages, arrive: Value) -> Value:
+    """p(words so far, q, z) after one more word of the gap, whatever word."""
+    plan, process = messages.plan, messages.process
+    assert arrive.rows is not None
+    parts: dict[int, list[tuple[Tensor, float]]] = {}
+    fresh: dict[int, list[Tensor]] = {}
+    for q in np.flatnonzero(arrive.row_of >= 0):
+        row = int(arrive.row_of[q])
+        vector, scale = arrive.rows.values[row], arrive.rows.log_scale[row]
+        for target, classes in messages.targets(int(q)).items():
+            if not plan.automaton.alive[target]:
+                continue
+            ordinary = tuple(c for c in classes if not messages.is_fresh(c))
+            if ordinary:
+                parts.setdefault(target, []).append((vector * messages.emission(ordinary), float(scale)))
+            if len(ordinary) < len(classes):
+                mass = (vector * messages.emission((plan.automaton.eos_class,))).sum().log() + scale
+                fresh.setdefault(target, []).append(mass)
+    states = np.array(sorted({*parts, *fresh}), dtype=np.int64)
+    values = torch.zeros(len(states), process.num_states, dtype=torch.float64, device=process.device)
+    scales = torch.zeros(len(states), dtype=torch.float64, device=process.device)
+    log_fresh = torch.full_like(scales, -torch.inf)
+    for row, q in enumerate(states.tolist()):
+        terms = parts.get(q, [])
+        top = max((scale for _, scale in terms), default=-np.inf)
+        if top > -np.inf:
+            scales[row] = top
+            for term, log_weight in terms:
+                values[row] += term * float(np.exp(log_weight - top))
+        if q in fresh:
+            log_fresh[row] = torch.stack(fresh[q]).logsumexp(0)
+    return Value(row_index(plan.automaton.num_states, states), rescaled(values, scales), log_fresh if fresh else None)
+
+
+def _everywhere(messages: Messages, value: Value, group: int | None) -> Value:
+    """The same message, written on all states."""
+    process = messages.process
+    if value.rows is None or group is None:
+        return value
+    values = torch.zeros(len(value.rows.values), process.num_states, dtype=torch.float64, device=process.device)
+    values.index_add_(1, process.states_of_group[group], value.rows.values)
+    return Value(value.row_of, Rows(values, value.rows.log_scale), value.log_fresh)
+
+
+def _union(messages: Messages, values: list[Value]) -> Value:
+    """The sum of messages on all states."""
+    process = messages.process
+    states = np.flatnonzero(np.any([value.row_of >= 0 for value in values], axis=0))
+    row_of = row_index(messages.plan.automaton.num_states, states)
+    dense, fresh = [], []
+    for value in values:
+        own = np.flatnonzero(value.row_of >= 0)
+        order = torch.from_numpy(value.row_of[own]).to(process.device)
+        if value.rows is not None:
+            dense.append((own, value.rows.values[order], value.rows.log_scale[order]))
+        if value.log_fresh is not None:
+            logs = torch.full((len(states),), -torch.inf, dtype=torch.float64, device=process.device)
+            logs[torch.from_numpy(row_of[own]).to(process.device)] = value.log_fresh[order]
+            fresh.append(logs)
+    rows = None
+    if dense:
+        index = torch.from_numpy(np.concatenate([row_of[own] for own, *_ in dense])).to(process.device)
+        stacked = torch.cat([v for _, v, _ in dense]), torch.cat([s for *_, s in dense])
+        rows = _summed([stacked], index.cpu().numpy(), len(states))
+    return Value(row_of, rows, torch.stack(fresh).logsumexp(0) if fresh else None)

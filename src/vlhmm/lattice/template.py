@@ -1,0 +1,183 @@
+"""A text with gaps -> what has to be computed, before anything is. Input: items and an automaton. Output:
+`Plan`.
+
+A gap of `low` to `high` words is walked by how many words *remain* in it: the message "r more words here,
+then the rest" serves every length of the gap. An automaton state is kept at a place only if it can be there
+and can still end well; what memory the messages take follows, and is refused where it is too much.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from vlhmm.constraints.automaton import Automaton
+from vlhmm.data.user_text import gibibytes
+from vlhmm.data.vocabulary import EOS, Vocabulary
+from vlhmm.errors import QueryError
+from vlhmm.process import Process
+
+_MASK = re.compile(r"\[MASK(?::(\d+)(?:-(\d+))?)?\]")
+_MAX_GAP = 10_000
+
+
+class Fixed(NamedTuple):
+    """A word that is given."""
+
+    word: int
+    read: bool = True  # whether the constraint sees it
+
+
+class Gap(NamedTuple):
+    """`low` to `high` words that are not given."""
+
+    low: int
+    high: int
+
+
+Item = Fixed | Gap
+
+
+def parse_template(vocabulary: Vocabulary, text: str | Sequence[str]) -> tuple[list[Item], list[str]]:
+    """(items, words as written) of a text with [MASK], [MASK:n] and [MASK:a-b]; no <eos> is added."""
+    words = text.split() if isinstance(text, str) else [str(word) for word in text]
+    return [_item(vocabulary, word) for word in words], words
+
+
+def _item(vocabulary: Vocabulary, word: str) -> Item:
+    if not word.startswith("[MASK"):
+        return Fixed(vocabulary.id_of.get(word, vocabulary.unk))
+    match = _MASK.fullmatch(word)
+    if not match:
+        raise QueryError(f"malformed mask {word!r}, expected [MASK], [MASK:n] or [MASK:a-b]")
+    low, high = match.groups()
+    if low is None:
+        return Gap(1, 1)
+    gap = Gap(int(low), int(low if high is None else high))
+    if gap.high < gap.low:
+        raise QueryError(f"{word} counts downwards, expected [MASK:{gap.high}-{gap.low}]")
+    if gap.high < 1 or gap.high > _MAX_GAP:
+        raise QueryError(f"{word} asks for {gap.high} words, expected 1 to {_MAX_GAP}")
+    return gap
+
+
+class Domain(NamedTuple):
+    """Where a message is needed: on one group's states, on all states, and/or for a fresh start."""
+
+    group: int | None
+    every: bool
+    fresh: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Which messages are needed, for which automaton states."""
+
+    items: tuple[Item, ...]
+    automaton: Automaton
+    classes: tuple[int, ...]  # of the words a gap may hold
+    allow_eos: bool
+    starts: tuple[int, ...]  # automaton states before the first word
+    domains: tuple[Domain, ...]  # of the message before item i
+    entry: tuple[np.ndarray, ...]  # (Q,) bool before item i, and after the last one
+    remaining: dict[int, tuple[np.ndarray, ...]]  # gap i: (Q,) bool for r = 0 .. high words remaining
+
+    def possible(self, start: int) -> bool:
+        """Whether the automaton can end well from `start`, whatever the model says."""
+        return bool(self.entry[0][start])
+
+    def step(self, states: np.ndarray, item: Fixed) -> np.ndarray:
+        """The automaton states after a given word."""
+        if not item.read:
+            return states
+        return self.automaton.delta[states, self.automaton.class_of_word[item.word]]
+
+    def num_bytes(self, num_states: int) -> int:
+        """What the messages take: 8 bytes a (words remaining, automaton state, state of the model)."""
+        rows = sum(int(states.sum()) for masks in self.remaining.values() for states in masks[:-1])
+        widest = max((int(states.sum()) for masks in self.remaining.values() for states in masks), default=0)
+        return 8 * num_states * (rows + 3 * widest + len(self.classes))
+
+
+def make_plan(
+    process: Process, items: Sequence[Item], automaton: Automaton, allow_eos: bool, starts: Sequence[int]
+) -> Plan:
+    """The plan for `items` under `automaton`, read from each of its states `starts`."""
+    num_q = automaton.num_states
+    used = np.unique(np.delete(automaton.class_of_word, process.eos)).tolist() if process.vocab_size > 1 else []
+    classes = tuple(sorted({*used, automaton.eos_class} if allow_eos else {*used} - {automaton.eos_class}))
+    moves = automaton.delta[:, list(classes)]
+    first = np.zeros(num_q, dtype=bool)
+    first[list(starts)] = True
+
+    can = [automaton.accept]  # backwards: can[-1] is "before the item looked at"
+    can_remaining: dict[int, list[np.ndarray]] = {}
+    for i in range(len(items) - 1, -1, -1):
+        item = items[i]
+        if isinstance(item, Gap):
+            levels = [can[-1]]
+            for _ in range(item.high):
+                levels.append(levels[-1][moves].any(axis=1))
+            can_remaining[i] = levels
+            can.append(np.any(levels[item.low :], axis=0))
+        elif item.read:
+            can.append(can[-1][automaton.delta[:, automaton.class_of_word[item.word]]])
+        else:
+            can.append(can[-1])
+    can.reverse()
+
+    reach, entry, remaining = first, [], {}
+    domains: list[Domain] = []
+    domain = Domain(None, False, True)
+    resets = process.rule == "reset"
+    for i, item in enumerate(items):
+        entry.append(reach & can[i])
+        domains.append(domain)
+        if isinstance(item, Gap):
+            used_words = [reach]
+            for _ in range(item.high):
+                following = np.zeros(num_q, dtype=bool)
+                following[moves[used_words[-1]].reshape(-1)] = True
+                used_words.append(following)
+            # With r words to come, between low - r and high - r have been used: running counts say which
+            # automaton states that leaves.
+            seen = np.concatenate([np.zeros((1, num_q), np.int32), np.cumsum(used_words, axis=0, dtype=np.int32)])
+            remaining[i] = tuple(
+                can_remaining[i][r] & (seen[item.high - r + 1] > seen[max(0, item.low - r)])
+                for r in range(item.high + 1)
+            )
+            reach = np.any(used_words[item.low :], axis=0)
+            domain = Domain(None, True, domain.fresh or (allow_eos and resets))
+        else:
+            following = np.zeros(num_q, dtype=bool)
+            states = np.flatnonzero(reach)
+            if item.read:
+                states = automaton.delta[states, automaton.class_of_word[item.word]]
+            following[states] = True
+            reach = following
+            fresh = process.restarts(item.word)
+            domain = Domain(None if fresh else process.group(item.word), False, fresh)
+    entry.append(reach & can[-1])
+    domains.append(domain)
+    return Plan(tuple(items), automaton, classes, allow_eos, tuple(starts), tuple(domains), tuple(entry), remaining)
+
+
+def check_memory(plan: Plan, num_states: int, budget: float) -> None:
+    """Nothing, or a QueryError where the messages would take more than `budget` bytes."""
+    needed = plan.num_bytes(num_states)
+    if needed > budget:
+        gap = max((item.high for item in plan.items if isinstance(item, Gap)), default=0)
+        raise QueryError(
+            f"gaps of up to {gap:,} words under an automaton of {plan.automaton.num_states:,} states over "
+            f"{num_states:,} model states would take {gibibytes(needed)}, the limit is "
+            f"{gibibytes(budget)}; shorten the gaps or the constraint, or raise the limit (--memory)"
+        )
+
+
+def with_end(items: list[Item], words: list[str], vocabulary: Vocabulary, eos: bool) -> tuple[list[Item], list[str]]:
+    """The items, followed by an <eos> that no constraint reads, if `eos` and the text does not end in one."""
+    if not eos or (words and words[-1] == EOS):
+        return items, words
+    return [*items, Fixed(vocabulary.eos, read=False)], [*words, EOS]

@@ -1,0 +1,148 @@
+"""The states behind a text. Input: words. Output: best paths, and each word's distribution over its states.
+
+Filtered, p(z_t | x_<=t), is what a reader knows on reaching a word; smoothed, p(z_t | x), what is known
+after the whole text. The two agree at the last word. The states of the best path (Viterbi) need not be the
+most probable ones word by word ("posterior" decoding), which in turn need not be a possible path.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vlhmm import inference
+from vlhmm.data.user_text import DEFAULT_MEMORY, encode_words, memory_check
+from vlhmm.errors import QueryError
+from vlhmm.process import Process, process_of
+from vlhmm.queries.sequence import Piece, piece_of
+
+Method = Literal["viterbi", "posterior"]
+
+
+class Decoding(NamedTuple):
+    """A state for every word."""
+
+    words: list[str]
+    states: list[int]
+    groups: list[int]  # the group (block) of each state
+    log_prob: float | None  # log p(words, states), nats; None for posterior decoding, which need not be a path
+    posteriors: list[float]  # p(z_t = the chosen state | text)
+
+
+class Posteriors(NamedTuple):
+    """Each word's distribution over the K states that may emit it."""
+
+    words: list[str]
+    states: Tensor  # (T, K) ids
+    filtered: Tensor  # (T, K) p(z_t | x_<=t)
+    smoothed: Tensor  # (T, K) p(z_t | x)
+    log_likelihood: float  # log p(text), nats
+
+
+def posteriors(model: Any, text: str | Sequence[str], eos: bool = True, memory: float = DEFAULT_MEMORY) -> Posteriors:
+    """Filtered and smoothed posteriors of every word's state; that the text ends there is known, if `eos`."""
+    process = process_of(model)
+    words, ids = encode_words(model.vocabulary, text)
+    plain, ended = _pieces(process, ids, eos, memory)
+    filtered = inference.forward(plain.potentials, plain.chain).alpha[0]
+    log_likelihood = float(inference.forward(ended.potentials, ended.chain).log_scale.sum())
+    if log_likelihood == -float("inf"):
+        raise QueryError("the text has probability zero under the model: no state can be behind it")
+    smoothed = inference.posteriors(ended.potentials, ended.chain).posterior[0]
+    states = process.states_of_group[process.group_of_word[torch.tensor(ids, device=process.device)]]
+    return Posteriors(words, states, filtered, smoothed, log_likelihood)
+
+
+def decode(
+    model: Any,
+    text: str | Sequence[str],
+    method: Method = "viterbi",
+    k: int = 1,
+    eos: bool = True,
+    memory: float = DEFAULT_MEMORY,
+) -> list[Decoding]:
+    """The `k` best state paths, best first; or, by method "posterior", the most probable state of each word.
+
+    The paths are those of the words. If `eos`, an <eos> comes after them, and its own state is summed over.
+    """
+    if method not in ("viterbi", "posterior"):
+        raise QueryError(f"unknown method {method!r}, expected viterbi or posterior")
+    if k < 1 or (k > 1 and method == "posterior"):
+        raise QueryError(f"asked for the {k} best by {method}, expected at least 1, and 1 for posterior decoding")
+    process = process_of(model)
+    known = posteriors(model, text, eos, memory)
+    _, ids = encode_words(model.vocabulary, text)
+    found: list[tuple[Tensor, float | None]]
+    if method == "posterior":
+        found = [(known.smoothed.argmax(1), None)]
+    else:
+        _, ended = _pieces(process, ids, eos, memory)
+        log_start, log_emission, log_tiles = (table.log() for table in ended.potentials)
+        if k == 1:
+            path, score = inference.viterbi(log_start, log_emission, log_tiles, ended.chain)
+            found = [(path[0], float(score[0]))]
+        else:
+            memory_check("the k best paths", 8 * len(ids) * k * process.states_per_group, memory, "lower k")
+            found = list(_best_paths(log_start, log_emission, log_tiles, ended.chain, k))
+    rows = torch.arange(len(ids), device=process.device)
+    groups = [process.group(i) for i in ids]
+    return [
+        Decoding(
+            known.words,
+            known.states[rows, slots].tolist(),
+            groups,
+            log_prob,
+            known.smoothed[rows, slots].tolist(),
+        )
+        for slots, log_prob in found
+    ]
+
+
+def _best_paths(
+    log_start: Tensor, log_emission: Tensor, log_tiles: Tensor, chain: inference.Chain, k: int
+) -> list[tuple[Tensor, float]]:
+    """The k best paths of a chain of one row with their log p(x, path); fewer, where fewer are possible.
+
+    Each state keeps its k best histories: O(T K^2 k log k).
+    """
+    size = log_start.shape[1]
+    message = (log_start[0] + log_emission[0])[:, None]  # (K, histories)
+    backs: list[Tensor] = []
+    for t in range(1, chain.emit_of.shape[1]):
+        edge = int(chain.edge_of[0, t])
+        edges = log_tiles[edge] if edge >= 0 else log_start[t].expand(size, -1)
+        arrive = (message[:, :, None] + edges[:, None, :]).reshape(-1, size)  # (from x history, to)
+        best = arrive.topk(min(k, len(arrive)), dim=0)
+        backs.append(best.indices.T)
+        message = best.values.T + log_emission[t][:, None]
+    histories = message.shape[1]
+    scores, places = message.reshape(-1).topk(min(k, message.numel()))
+    found = []
+    for score, place in zip(scores.tolist(), places.tolist(), strict=True):
+        if score == -float("inf"):
+            break
+        slots = [place // histories]
+        rank = place % histories
+        for t in range(len(backs) - 1, -1, -1):
+            before = int(backs[t][slots[-1], rank])
+            width = backs[t - 1].shape[1] if t > 0 else 1
+            slots.append(before // width)
+            rank = before % width
+        found.append((torch.tensor(slots[::-1], device=message.device), score))
+    return found
+
+
+def _pieces(process: Process, ids: Sequence[int], eos: bool, memory: float) -> tuple[Piece, Piece]:
+    """(the chain of the words, the same with p(<eos> | z) of the last state z as part of the text)."""
+    if not ids:
+        raise QueryError("an empty text has no states; give at least one word")
+    size = process.states_per_group
+    memory_check(f"the transitions of {len(ids):,} words", 24 * len(ids) * size * size, memory, "split the text")
+    plain = piece_of(process, ids, None)
+    if not eos:
+        return plain, plain
+    start, emission, tiles = plain.potentials
+    emission = emission.clone()
+    emission[-1] *= process.edge(ids[-1], process.eos) @ process.emission(process.eos)
+    return plain, Piece(inference.Potentials(start, emission, tiles), plain.chain)

@@ -1,0 +1,239 @@
+"""Gaps filled given both sides. Input: a text with [MASK]s. Output: exact fills, the best one, or marginals.
+
+What is answered: p(fill | every given word, every gap's range of lengths, the constraint), where a fill is
+what each gap holds. A gap holds no <eos> unless it is allowed to; the text ends with an <eos> unless told
+otherwise.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from vlhmm.constraints.automaton import free, with_free_state
+from vlhmm.constraints.constraint import Constraint, compile_constraint
+from vlhmm.data.user_text import DEFAULT_MEMORY, generator_of
+from vlhmm.errors import QueryError
+from vlhmm.lattice.backward import Messages, backward
+from vlhmm.lattice.forward import GapMarginals, gap_marginals
+from vlhmm.lattice.sampling import Best, Draw, fills
+from vlhmm.lattice.semiring import MaxProduct, SumProduct
+from vlhmm.lattice.template import Fixed, Gap, Item, Plan, check_memory, make_plan, parse_template, with_end
+from vlhmm.process import process_of
+from vlhmm.queries.next_word import WordDistribution
+from vlhmm.queries.score import score_ids
+
+Scope = Literal["text", "gaps"]
+
+
+class Fill(NamedTuple):
+    """One way to fill the gaps."""
+
+    text: str  # the whole text with its gaps filled
+    gaps: tuple[tuple[str, ...], ...]  # what each gap holds
+    log_prob: float  # log p(fill | observed, constraint), nats
+    ids: tuple[int, ...]  # the whole text, its <eos> included if it was asked for
+
+
+class BestFill(NamedTuple):
+    """The best fill, and in which sense it is the best."""
+
+    fill: Fill
+    criterion: str  # "most probable word" or "joint path"
+    log_prob_path: float | None  # log p(fill, states | observed, constraint) of the joint path
+
+
+class GapDistribution(NamedTuple):
+    """One gap, given everything observed."""
+
+    lengths: dict[int, float]
+    words: dict[int, list[WordDistribution]]  # {length: a distribution for each place}
+
+
+@dataclass(frozen=True, eq=False)
+class Infilling:
+    """A text with gaps, ready to be asked: its messages are computed once."""
+
+    model: Any
+    plan: Plan
+    words: tuple[str, ...]  # as written, gaps included
+    scope: Scope
+    memory: float
+    log_evidence: float  # log p(given words, gaps in range), nats
+    log_constraint: float | None  # log p(constraint | given words, gaps in range)
+    _messages: Messages
+    _start: int
+
+    def sample(self, n: int = 1, seed: Any = 0) -> list[Fill]:
+        """`n` independent draws from p(fill | observed, constraint), each with its exact probability."""
+        if n < 1:
+            raise QueryError(f"asked for {n} samples, expected at least 1")
+        found = fills(self._messages, self._start, n, Draw(generator_of(seed)))
+        return self._fills(found)
+
+    def best(self) -> BestFill:
+        """The most probable word of a single one-word gap; else the fill on the single most probable path.
+
+        The most probable fill of a longer gap sums over state paths inside a maximum over words, which no
+        known algorithm does efficiently: the path's fill is what can be had exactly, and it is called that.
+        """
+        gaps = [item for item in self.plan.items if isinstance(item, Gap)]
+        if gaps == [Gap(1, 1)]:
+            words = gap_marginals(self._messages, self._start)[0].words[1][0]
+            return BestFill(self._fills([[[int(words.argmax())]]])[0], "most probable word", None)
+        process = process_of(self.model)
+        messages = backward(process, self.plan, MaxProduct(process))
+        found = fills(messages, self._start, 1, Best())
+        log_path = messages.log_total(self._start) - self._log_total
+        return BestFill(self._fills(found)[0], "joint path", log_path)
+
+    def marginals(self) -> list[GapDistribution]:
+        """Each gap's length and, given its length, the distribution of each of its words."""
+        return [self._distribution(found) for found in gap_marginals(self._messages, self._start)]
+
+    def log_prob(self, *gaps: str | Sequence[str]) -> float:
+        """log p(fill | observed, constraint) of the fill given as one text a gap; -inf if it is not
+        allowed."""
+        wanted = [words.split() if isinstance(words, str) else list(words) for words in gaps]
+        slots = [item for item in self.plan.items if isinstance(item, Gap)]
+        if len(wanted) != len(slots):
+            raise QueryError(f"the text has {len(slots)} gaps, got words for {len(wanted)}")
+        vocabulary = self.model.vocabulary
+        ids = [[vocabulary.id_of.get(word, vocabulary.unk) for word in words] for words in wanted]
+        for slot, words in zip(slots, ids, strict=True):
+            if not slot.low <= len(words) <= slot.high or (vocabulary.eos in words and not self.plan.allow_eos):
+                return -math.inf
+        if not self.plan.automaton.accept[self._run(ids)]:
+            return -math.inf
+        return score_ids(self.model, self._whole(ids)) - self._log_total
+
+    @property
+    def _log_total(self) -> float:
+        return self.log_evidence + (self.log_constraint or 0.0)
+
+    def _run(self, gaps: list[list[int]]) -> int:
+        """The automaton's state after the text with these gaps."""
+        state, gap = np.array([self._start]), iter(gaps)
+        for item in self.plan.items:
+            if isinstance(item, Fixed):
+                state = self.plan.step(state, item)
+            else:
+                for word in next(gap):
+                    state = self.plan.automaton.delta[state, self.plan.automaton.class_of_word[word]]
+        return int(state[0])
+
+    def _whole(self, gaps: list[list[int]]) -> tuple[int, ...]:
+        """The ids of the text with these gaps."""
+        gap, whole = iter(gaps), []
+        for item in self.plan.items:
+            whole += [item.word] if isinstance(item, Fixed) else next(gap)
+        return tuple(whole)
+
+    def _fills(self, found: list[list[list[int]]]) -> list[Fill]:
+        names = self.model.vocabulary.words
+        known: dict[tuple, Fill] = {}
+        result = []
+        for gaps in found:
+            key = tuple(map(tuple, gaps))
+            if key not in known:
+                texts = tuple(tuple(names[word] for word in words) for words in gaps)
+                gap = iter(texts)
+                written: list[str] = []
+                for item, word in zip(self.plan.items, self.words, strict=True):
+                    written += [word] if isinstance(item, Fixed) else next(gap)
+                if self.plan.items and self.plan.items[-1] == Fixed(self.model.vocabulary.eos, read=False):
+                    written.pop()
+                ids = self._whole(gaps)
+                known[key] = Fill(" ".join(written), texts, score_ids(self.model, ids) - self._log_total, ids)
+            result.append(known[key])
+        return result
+
+    def _distribution(self, found: GapMarginals) -> GapDistribution:
+        words = {n: [WordDistribution(self.model.vocabulary, row) for row in table] for n, table in found.words.items()}
+        return GapDistribution(found.lengths, words)
+
+
+def prepare(
+    model: Any,
+    text: str | Sequence[str],
+    constraint: Constraint | None = None,
+    scope: Scope = "text",
+    eos: bool = True,
+    allow_eos: bool = False,
+    memory: float = DEFAULT_MEMORY,
+) -> Infilling:
+    """The text's gaps, their messages computed.
+
+    `scope` says what the constraint speaks of: the whole text, or only the words of the gaps, one gap after
+    the other.
+    """
+    items, words = parse_template(model.vocabulary, text)
+    if not any(isinstance(item, Gap) for item in items):
+        raise QueryError("the text has no gap; write [MASK] for a word, [MASK:a-b] for a to b words")
+    items, words = with_end(items, words, model.vocabulary, eos)
+    return prepare_items(model, items, words, constraint, scope, allow_eos, memory)
+
+
+def prepare_items(
+    model: Any,
+    items: list[Item],
+    words: list[str],
+    constraint: Constraint | None,
+    scope: Scope,
+    allow_eos: bool,
+    memory: float,
+) -> Infilling:
+    """The same for items that are parsed already; `words` names them."""
+    process, vocabulary = process_of(model), model.vocabulary
+    if scope not in ("text", "gaps"):
+        raise QueryError(f"unknown scope {scope!r}, expected text or gaps")
+    if scope == "gaps":
+        items = [item._replace(read=False) if isinstance(item, Fixed) else item for item in items]
+    if constraint is None:
+        automaton, extra = free(len(vocabulary), vocabulary.eos), None
+        starts = [automaton.initial]
+    else:
+        automaton, extra = with_free_state(compile_constraint(constraint, vocabulary))
+        starts = [automaton.initial, extra]
+    plan = make_plan(process, items, automaton, allow_eos, starts)
+    if not plan.possible(automaton.initial):
+        raise QueryError(
+            "impossible constraint: no text with these words and gaps satisfies it, whatever the model; "
+            "widen the gaps or loosen the constraint"
+        )
+    check_memory(plan, process.num_states, memory)
+    messages = backward(process, plan, SumProduct(process))
+    log_total = messages.log_total(automaton.initial)
+    log_evidence = log_total if extra is None else messages.log_total(extra)
+    if log_evidence == -math.inf:
+        raise QueryError("the given words have probability zero under the model, whatever the gaps hold")
+    if log_total == -math.inf:
+        raise QueryError("impossible constraint: every text that satisfies it has probability zero under the model")
+    log_constraint = None if extra is None else min(0.0, log_total - log_evidence)
+    return Infilling(
+        model, plan, tuple(words), scope, memory, log_evidence, log_constraint, messages, automaton.initial
+    )
+
+
+def infill(
+    model: Any,
+    text: str | Sequence[str],
+    n: int = 1,
+    mode: Literal["sample", "best", "marginals"] = "sample",
+    constraint: Constraint | None = None,
+    scope: Scope = "text",
+    eos: bool = True,
+    allow_eos: bool = False,
+    seed: Any = 0,
+    memory: float = DEFAULT_MEMORY,
+) -> list[Fill] | BestFill | list[GapDistribution]:
+    """`n` exact samples (mode "sample"), the best fill ("best"), or every gap word's distribution
+    ("marginals")."""
+    if mode not in ("sample", "best", "marginals"):
+        raise QueryError(f"unknown mode {mode!r}, expected sample, best or marginals")
+    ready = prepare(model, text, constraint, scope, eos, allow_eos, memory)
+    if mode == "sample":
+        return ready.sample(n, seed)
+    return ready.best() if mode == "best" else ready.marginals()

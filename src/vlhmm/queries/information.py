@@ -1,0 +1,164 @@
+"""Numbers about a model. Input: models, phrases, texts. Output: what is exact is called exact, what is
+estimated has its standard error.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vlhmm.constraints.automaton import Automaton
+from vlhmm.constraints.constraint import compile_constraint, must_contain
+from vlhmm.data.user_text import DEFAULT_MEMORY, encode_sentence, encode_words, generator_of
+from vlhmm.errors import QueryError
+from vlhmm.lattice.backward import Messages, Rows, Value, row_index
+from vlhmm.lattice.forward import _after_word, _arrive, _emitted
+from vlhmm.lattice.semiring import SumProduct
+from vlhmm.lattice.template import Fixed, Gap, Plan, check_memory, make_plan
+from vlhmm.process import Process, process_of
+from vlhmm.queries.next_word import impossible_context
+from vlhmm.queries.sample import sample_streams
+from vlhmm.queries.sequence import forward, read
+
+_PLACES_AT_ONCE = 32
+
+
+class Estimate(NamedTuple):
+    """An estimate from samples."""
+
+    value: float  # nats a token
+    standard_error: float
+    num_streams: int
+    num_tokens: int  # a stream
+
+
+def entropy_rate(model: Any, num_streams: int = 64, num_tokens: int = 256, seed: Any = 0) -> Estimate:
+    """An estimate of lim H(x_1 .. x_n) / n, in nats a token: -log p(x) / n averaged over sampled streams.
+
+    Streams go on over every <eos> as the context rule says. No closed form is known for a hidden Markov
+    model; the standard error is that of the average, and the first words of a stream, which know no past,
+    count too.
+    """
+    if num_streams < 2 or num_tokens < 1:
+        raise QueryError(f"{num_streams} streams of {num_tokens} tokens, expected at least 2 of at least 1")
+    process = process_of(model)
+    streams = sample_streams(process, num_streams, num_tokens, generator_of(seed))
+    rates = np.array([-math.fsum(read(process, ids).log_probs) / num_tokens for ids in streams.tolist()])
+    return Estimate(float(rates.mean()), float(rates.std(ddof=1) / math.sqrt(num_streams)), num_streams, num_tokens)
+
+
+def phrase_probability(
+    model: Any,
+    phrase: str | Sequence[str],
+    num_words: int,
+    context: str | Sequence[str] = "",
+    allow_eos: bool = True,
+    memory: float = DEFAULT_MEMORY,
+) -> list[float]:
+    """Exact p(the phrase stands somewhere in the next n tokens after `context`), for n = 1 .. num_words.
+
+    An <eos> is one of the tokens and the text goes on beyond it; without `allow_eos` the phrase must come
+    before the first <eos>. One pass over the transitions a token.
+    """
+    if num_words < 1:
+        raise QueryError(f"the next {num_words} words, expected at least 1")
+    process, vocabulary = process_of(model), model.vocabulary
+    automaton = compile_constraint(must_contain(phrase), vocabulary)
+    given = [Fixed(i, read=False) for i in encode_words(vocabulary, context).ids]
+    plan = make_plan(process, [*given, Gap(num_words, num_words)], automaton, allow_eos, [automaton.initial])
+    messages = Messages(plan, process, SumProduct(process))
+    check_memory(_one_slot(process, automaton, allow_eos), process.num_states, memory)
+    now = Value(
+        row_index(automaton.num_states, np.array([automaton.initial])),
+        None,
+        torch.zeros(1, dtype=torch.float64, device=process.device),
+    )
+    group: int | None = None
+    for item in given:
+        now = _after_word(messages, item, now, group)
+        group = None if process.restarts(item.word) else process.group(item.word)
+    log_context = _log_mass(now, np.flatnonzero(now.row_of >= 0))
+    if log_context == -math.inf:
+        raise impossible_context()
+    found, total = [], 0.0
+    done = np.flatnonzero(automaton.accept)
+    for _ in range(num_words):
+        if (now.row_of >= 0).any():
+            now = _emitted(messages, _arrive(messages, now, group))
+            group = None
+            total += math.exp(_log_mass(now, done[now.row_of[done] >= 0]) - log_context)
+            now = _without(now, done)
+        found.append(min(1.0, total))
+    return found
+
+
+def _one_slot(process: Process, automaton: Automaton, allow_eos: bool) -> Plan:
+    """A plan as large as what a forward walk keeps: one vector an automaton state, and as much for the
+    next."""
+    return make_plan(process, [Gap(2, 2)], automaton, allow_eos, list(range(automaton.num_states)))
+
+
+def _log_mass(value: Value, states: np.ndarray) -> float:
+    """log of all that a message holds for the listed automaton states."""
+    rows = torch.from_numpy(value.row_of[states])
+    logs: list[Tensor] = []
+    if value.rows is not None and len(rows):
+        logs.append(value.rows.values[rows].sum(1).log() + value.rows.log_scale[rows])
+    if value.log_fresh is not None and len(rows):
+        logs.append(value.log_fresh[rows])
+    return float(torch.cat(logs).logsumexp(0)) if logs else -math.inf
+
+
+def _without(value: Value, states: np.ndarray) -> Value:
+    """The message without some automaton states."""
+    left = np.setdiff1d(np.flatnonzero(value.row_of >= 0), states)
+    rows = torch.from_numpy(value.row_of[left])
+    kept = None if value.rows is None else Rows(value.rows.values[rows], value.rows.log_scale[rows])
+    fresh = None if value.log_fresh is None else value.log_fresh[rows]
+    return Value(row_index(len(value.row_of), left), kept, fresh)
+
+
+class Divergence(NamedTuple):
+    """How far model q is from model p along a text."""
+
+    kl: float  # mean over tokens of KL(p(. | x_<t) || q(. | x_<t)), nats; exact for these contexts
+    token_kl: list[float]
+    log_ratio: float  # (log p(text) - log q(text)) / tokens, nats
+    num_tokens: int
+
+
+def kl_on_text(p: Any, q: Any, text: str | Sequence[str], eos: bool = True) -> Divergence:
+    """The exact KL of the next-word distributions of two models after every prefix of a text, averaged."""
+    if p.vocabulary.words != q.vocabulary.words:
+        raise QueryError("the two models have different vocabularies: their distributions cannot be compared")
+    _, ids = encode_sentence(p.vocabulary, text, eos)
+    if not ids:
+        raise QueryError("an empty text has no contexts to compare the models in; give at least one word")
+    divergences: list[float] = []
+    log_ratio = 0.0
+    for ours, theirs in zip(predictions(p, ids), predictions(q, ids), strict=True):
+        word, positive = ids[len(divergences)], ours > 0
+        with np.errstate(divide="ignore"):  # what the other model excludes makes the divergence infinite
+            terms = ours[positive] * (np.log(ours[positive]) - np.log(theirs[positive]))
+            log_ratio += float(np.log(ours[word]) - np.log(theirs[word])) if ours[word] > 0 else -math.inf
+        divergences.append(max(0.0, float(terms.sum())))
+    return Divergence(float(np.mean(divergences)), divergences, log_ratio / len(ids), len(ids))
+
+
+def predictions(model: Any, ids: Sequence[int]) -> Iterator[np.ndarray]:
+    """(V,) p(x_t | x_<t) for every place t of a sequence of ids, the first one given nothing."""
+    process = process_of(model)
+    passed = forward(process, ids)
+    if not torch.isfinite(passed.log_probs[:-1]).all():
+        raise impossible_context()
+    for first in range(0, len(ids), _PLACES_AT_ONCE):
+        places = range(first, min(first + _PLACES_AT_ONCE, len(ids)))
+        ahead = process.start.expand(len(places), -1).clone()
+        moving = [i for i, t in enumerate(places) if t > 0 and not process.restarts(ids[t - 1])]
+        if moving:
+            before = [places[i] - 1 for i in moving]
+            ahead[moving] = process.advance_from([process.group(ids[t]) for t in before], passed.alpha[before])
+        yield from process.emit(ahead).cpu().numpy()

@@ -1,0 +1,109 @@
+"""The next word. Input: a context. Output: p(x | context) of every word, exactly."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from vlhmm.data.user_text import encode_words
+from vlhmm.data.vocabulary import Vocabulary
+from vlhmm.errors import QueryError
+from vlhmm.process import Process, process_of
+from vlhmm.queries.sequence import read
+
+
+class WordProbability(NamedTuple):
+    """A word and its log-probability in nats."""
+
+    word: str
+    log_prob: float
+
+    @property
+    def probability(self) -> float:
+        return math.exp(self.log_prob)
+
+
+@dataclass(frozen=True, eq=False)
+class WordDistribution:
+    """A distribution over the vocabulary."""
+
+    vocabulary: Vocabulary
+    probabilities: np.ndarray  # (V,) float64
+
+    def __getitem__(self, word: str) -> float:
+        """p(word); a word beyond the vocabulary has that of <unk>."""
+        return float(self.probabilities[self.vocabulary.id_of.get(word, self.vocabulary.unk)])
+
+    def log_prob(self, word: str) -> float:
+        """log p(word) in nats."""
+        return log(self[word])
+
+    def top(self, k: int | None = None) -> list[WordProbability]:
+        """The k most probable words, most probable first (ties by id); all of them unless `k` is given."""
+        size = len(self.probabilities)
+        if k is not None and k < 1:
+            raise QueryError(f"top_k is {k}, expected at least 1")
+        count = size if k is None else min(k, size)
+        if count < size // 8:
+            near = np.argpartition(-self.probabilities, count - 1)[:count]
+            least = self.probabilities[near].min()
+            chosen = np.flatnonzero(self.probabilities >= least)  # every word tied with the last: ties go by id
+        else:
+            chosen = np.arange(size)
+        order = chosen[np.argsort(-self.probabilities[chosen], kind="stable")][:count]
+        return [WordProbability(self.vocabulary.words[i], log(float(self.probabilities[i]))) for i in order]
+
+    @property
+    def entropy(self) -> float:
+        """-sum_x p(x) log p(x), in nats."""
+        positive = self.probabilities[self.probabilities > 0]
+        return float(-(positive * np.log(positive)).sum())
+
+
+def log(value: float) -> float:
+    """log(value); -inf at zero."""
+    return math.log(value) if value > 0 else -math.inf
+
+
+def predict_after(process: Process, group: int | None, alpha: Tensor | None) -> Tensor:
+    """(S,) p(z_{t+1} | x_<=t) from a filtered posterior on `group`, or from a fresh start (None)."""
+    if group is None or alpha is None:
+        return process.start
+    return process.advance_from([group], alpha[None])[0]
+
+
+def distribution_after(
+    process: Process, vocabulary: Vocabulary, group: int | None, alpha: Tensor | None
+) -> WordDistribution:
+    """p(x_{t+1} | x_<=t), from a filtered posterior on the last word's K states."""
+    words = process.emit(predict_after(process, group, alpha)[None])[0]
+    return WordDistribution(vocabulary, words.cpu().numpy())
+
+
+def next_distribution(model: Any, context: str | Sequence[str] = "") -> WordDistribution:
+    """p(x | context) of every word x; words beyond the vocabulary are read as <unk>."""
+    process = process_of(model)
+    ids = encode_words(model.vocabulary, context).ids
+    return distribution_after(process, model.vocabulary, *after(process, ids))
+
+
+def after(process: Process, ids: Sequence[int]) -> tuple[int | None, Tensor | None]:
+    """(group, p(z | x) on its states) after a text, both None where the chain starts afresh; refuses impossible ones."""
+    passed = read(process, ids)
+    if -math.inf in passed.log_probs:
+        raise impossible_context()
+    if not ids or process.restarts(ids[-1]):
+        return None, None
+    return process.group(ids[-1]), passed.alpha
+
+
+def next_word(model: Any, context: str | Sequence[str] = "", top_k: int | None = None) -> list[WordProbability]:
+    """The most probable words after `context`, most probable first; all of them unless `top_k` is given."""
+    return next_distribution(model, context).top(top_k)
+
+
+def impossible_context() -> QueryError:
+    return QueryError("the context has probability zero under the model: nothing can be asked given it")

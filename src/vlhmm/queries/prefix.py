@@ -1,0 +1,128 @@
+"""The reader's position in a text as a value. Input: a model and words. Output: `State`, which can be kept,
+compared, hashed, copied by assignment and written down.
+
+After an <eos> under the rule "reset" nothing of the past matters: such a state has no group and no alpha.
+"""
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from vlhmm.errors import QueryError
+from vlhmm.process import Process, process_of
+from vlhmm.queries.next_word import WordDistribution, WordProbability, distribution_after
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    r"""What a text so far leaves: $p(z_t | x_{\le t})$ on its last word's K states, and its
+    log-probability."""
+
+    model: Any = field(repr=False)
+    group: int | None  # of the last word; None where the chain starts afresh
+    alpha: np.ndarray = field(repr=False)  # (K,) float64, read-only; empty where the chain starts afresh
+    log_prob: float  # nats; -inf after impossible words
+    num_words: int  # read so far, <eos> included
+
+    def step(self, word: str | int) -> "State":
+        """The state after one more word; a word beyond the vocabulary is read as <unk>."""
+        vocabulary, process = self.model.vocabulary, process_of(self.model)
+        following = vocabulary.id_of.get(word, vocabulary.unk) if isinstance(word, str) else int(word)
+        if not 0 <= following < len(vocabulary):
+            raise QueryError(f"no such word id: {following}, expected 0 to {len(vocabulary) - 1}")
+        arrive = self._arrive(process, following) * process.emission(following).cpu().numpy()
+        total = float(arrive.sum())
+        log_prob = self.log_prob + (math.log(total) if total > 0 else -math.inf)
+        # An impossible past stays impossible, also across a fresh start: its alpha is zero.
+        possible = log_prob > -math.inf
+        if process.restarts(following):
+            return State(self.model, None, _frozen(np.zeros(0)), log_prob, self.num_words + 1)
+        alpha = arrive / total if possible else np.zeros_like(arrive)
+        return State(self.model, process.group(following), _frozen(alpha), log_prob, self.num_words + 1)
+
+    def score(self, word: str | int) -> float:
+        """log p(word | text so far), in nats."""
+        following = self.step(word)
+        return following.log_prob - self.log_prob if self.log_prob > -math.inf else -math.inf
+
+    def distribution(self) -> WordDistribution:
+        """p(x | text so far) of every word x."""
+        if self.log_prob == -math.inf:
+            raise QueryError("the text so far has probability zero under the model: nothing can be asked after it")
+        process = process_of(self.model)
+        alpha = None if self.group is None else torch.tensor(self.alpha, device=process.device)
+        return distribution_after(process, self.model.vocabulary, self.group, alpha)
+
+    def next_word(self, top_k: int | None = None) -> list[WordProbability]:
+        """The most probable next words and their probabilities, all of them unless `top_k` is given."""
+        return self.distribution().top(top_k)
+
+    def _arrive(self, process: Process, following: int) -> np.ndarray:
+        """(K,) p(z_{t+1} | x_<=t) on the states of the following word."""
+        if self.group is None:
+            return process.start_at(following).cpu().numpy()
+        tile = process.tiles([(self.group, process.group(following))])[0].double()
+        return (torch.tensor(self.alpha, device=tile.device) @ tile).cpu().numpy()
+
+    def to_json(self) -> str:
+        """The state as one line of JSON; `state_from_json` reads it, exactly."""
+        return json.dumps(
+            {
+                "format": _FORMAT,
+                "vocabulary": len(self.model.vocabulary),
+                "states": process_of(self.model).num_states,
+                "group": self.group,
+                "alpha": [value.hex() for value in self.alpha.tolist()],
+                "log_prob": self.log_prob.hex(),
+                "num_words": self.num_words,
+            }
+        )
+
+    def _key(self) -> tuple:
+        return self.group, self.alpha.tobytes(), self.log_prob, self.num_words
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, State) and self.model is other.model and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+
+def begin(model: Any) -> State:
+    """The state before the first word."""
+    return State(model, None, _frozen(np.zeros(0)), 0.0, 0)
+
+
+def state_from_json(model: Any, line: str) -> State:
+    """The state that `to_json` wrote, for the model it was made with."""
+    try:
+        found = json.loads(line)
+        group = None if found["group"] is None else int(found["group"])
+        alpha = np.array([float.fromhex(value) for value in found["alpha"]], dtype=np.float64)
+        log_prob, num_words = float.fromhex(found["log_prob"]), int(found["num_words"])
+        made_with = (found["format"], found["vocabulary"], found["states"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise QueryError(f"not a state written by this program ({error}); write it with State.to_json") from None
+    process = process_of(model)
+    expected = (_FORMAT, len(model.vocabulary), process.num_states)
+    if made_with != expected:
+        raise QueryError(
+            f"the state belongs to another model: its format, vocabulary size and states are {made_with}, "
+            f"the model's are {expected}"
+        )
+    size = 0 if group is None else process.states_per_group
+    fits = group is None or 0 <= group < process.num_groups
+    if not fits or len(alpha) != size or not np.isfinite(alpha).all() or (alpha < 0).any():
+        raise QueryError(f"a state of group {group} has {size} probabilities, got {len(alpha)} numbers; it is damaged")
+    return State(model, group, _frozen(alpha), log_prob, num_words)
+
+
+def _frozen(alpha: np.ndarray) -> np.ndarray:
+    alpha.setflags(write=False)
+    return alpha

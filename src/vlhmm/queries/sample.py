@@ -1,0 +1,248 @@
+"""Texts drawn from the model. Input: a prompt, or nothing. Output: `Sample`s.
+
+Without further wishes the draws are exact: a state, its word, the next state. Temperature, top-k and top-p
+change the distribution of each next word and are labelled so; a constraint keeps the draws exact, given the
+constraint.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vlhmm.constraints.constraint import Constraint
+from vlhmm.data.user_text import DEFAULT_MEMORY, encode_words, generator_of
+from vlhmm.errors import QueryError
+from vlhmm.lattice.sampling import Draw
+from vlhmm.lattice.template import Fixed, Gap, Item
+from vlhmm.process import Process, process_of
+from vlhmm.queries.infill import Infilling, Scope, prepare_items
+from vlhmm.queries.next_word import after
+from vlhmm.queries.score import score_ids
+
+_AT_ONCE = 256  # texts drawn side by side
+_WEIGHED_AT_ONCE = 64  # the same where every step needs the whole distribution of the next word
+
+
+class Sample(NamedTuple):
+    """One text."""
+
+    text: str  # the prompt and what follows it, without the last <eos>
+    words: tuple[str, ...]  # what follows the prompt, without the last <eos>
+    ended: bool  # by an <eos>; False if `max_tokens` came first
+    exact: bool  # drawn from the model's own distribution (given the constraint, if there is one)
+    log_prob: float | None  # log p(what follows | prompt, constraint) under the model, if asked for; nats
+
+
+def sample(
+    model: Any,
+    n: int = 1,
+    prompt: str | Sequence[str] = "",
+    max_tokens: int = 100,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    constraint: Constraint | None = None,
+    scope: Scope = "text",
+    scores: bool = False,
+    seed: Any = 0,
+    memory: float = DEFAULT_MEMORY,
+) -> list[Sample]:
+    """`n` texts that begin with `prompt`, each up to its <eos> or `max_tokens` words.
+
+    With a constraint every text satisfies it and ends within `max_tokens` words.
+    """
+    if n < 1 or max_tokens < 1:
+        raise QueryError(f"asked for {n} texts of {max_tokens} words at most, expected at least 1 of each")
+    if constraint is not None:
+        if temperature != 1.0 or top_k is not None or top_p is not None:
+            raise QueryError("a constraint is kept exactly, so it takes no temperature, top-k or top-p; drop one")
+        return constrained(model, prompt, constraint, max_tokens, scope, memory).draw(n, seed)
+    weighing = _Weighing(temperature, top_k, top_p)
+    process, vocabulary = process_of(model), model.vocabulary
+    given = encode_words(vocabulary, prompt)
+    generator = generator_of(seed)
+    before = _After(*after(process, given.ids))
+    found: list[list[int]] = []
+    size = _AT_ONCE if weighing.exact else _WEIGHED_AT_ONCE
+    for first in range(0, n, size):
+        count = min(size, n - first)
+        if weighing.exact:
+            found += _ancestral(process, before, count, max_tokens, generator)
+        else:
+            found += _weighed(process, before, count, max_tokens, generator, weighing)
+    base = score_ids(model, given.ids) if scores else 0.0
+    result = []
+    for ids in found:
+        ended = bool(ids) and ids[-1] == vocabulary.eos
+        words = tuple(vocabulary.words[i] for i in (ids[:-1] if ended else ids))
+        log_prob = score_ids(model, [*given.ids, *ids]) - base if scores else None
+        result.append(Sample(" ".join([*given.words, *words]), words, ended, weighing.exact, log_prob))
+    return result
+
+
+class Constrained(NamedTuple):
+    """Texts that begin with a prompt, end within a number of words and satisfy a constraint."""
+
+    ready: Infilling
+    prompt: list[str]
+
+    @property
+    def log_constraint(self) -> float:
+        """log p(constraint | prompt, the text ends within the number of words), nats."""
+        return self.ready.log_constraint or 0.0
+
+    def draw(self, n: int, seed: Any = 0) -> list[Sample]:
+        """`n` exact samples, each with its log p(text | prompt, constraint, its end in time)."""
+        return [
+            Sample(" ".join([*self.prompt, *fill.gaps[0]]), fill.gaps[0], True, True, fill.log_prob)
+            for fill in self.ready.sample(n, seed)
+        ]
+
+
+def constrained(
+    model: Any,
+    prompt: str | Sequence[str],
+    constraint: Constraint | None,
+    max_tokens: int = 30,
+    scope: Scope = "text",
+    memory: float = DEFAULT_MEMORY,
+) -> Constrained:
+    """The texts after `prompt` that satisfy `constraint`, their messages computed: `max_tokens` passes over
+    A."""
+    vocabulary = model.vocabulary
+    given = encode_words(vocabulary, prompt)
+    end = Fixed(vocabulary.eos, read=False)
+    items: list[Item] = [*(Fixed(i) for i in given.ids), Gap(0, max_tokens), end]
+    words = [*given.words, f"[MASK:0-{max_tokens}]", "<eos>"]
+    return Constrained(prepare_items(model, items, words, constraint, scope, False, memory), given.words)
+
+
+class _After(NamedTuple):
+    """The filtered posterior after a prompt; no group where the chain starts afresh."""
+
+    group: int | None
+    alpha: Tensor | None
+
+
+def _ancestral(
+    process: Process, before: _After, count: int, max_tokens: int, generator: torch.Generator
+) -> list[list[int]]:
+    """Ids of `count` texts, each up to and with its <eos>, or of `max_tokens` words."""
+    draw = Draw(generator)
+    state = _first_states(process, before, count, draw)
+    texts: list[list[int]] = [[] for _ in range(count)]
+    going = np.arange(count)
+    for t in range(max_tokens):
+        if t > 0:
+            state = next_states(process, state, draw)
+        words = process.emitted.draw(state, draw.uniform(len(state)).to(state.device))
+        for text, word in zip(going.tolist(), words.tolist(), strict=True):
+            texts[text].append(word)
+        open_ended = (words != process.eos).cpu()
+        if not bool(open_ended.all()):
+            going = going[open_ended.numpy()]
+            state = state[open_ended.to(state.device)]
+            if not len(going):
+                break
+    return texts
+
+
+def _first_states(process: Process, before: _After, count: int, draw: Draw) -> Tensor:
+    if before.group is None or before.alpha is None:
+        return draw.again(process.start, count)
+    state = process.states_of_group[before.group][draw.again(before.alpha, count)]
+    return next_states(process, state, draw)
+
+
+def next_states(process: Process, states: Tensor, draw: Draw) -> Tensor:
+    """z' ~ p(. | z) for each given z."""
+    if hasattr(process.tables, "sample_next"):
+        return process.tables.sample_next(states, draw.generator)
+    return torch.cat([draw.among(process.rows(states[chunk])) for chunk in process.row_chunks(len(states))])
+
+
+def sample_streams(process: Process, count: int, length: int, generator: torch.Generator) -> Tensor:
+    """(count, length) ids of streams of text that go on beyond every <eos>, as the context rule says."""
+    draw = Draw(generator)
+    state = draw.again(process.start, count)
+    columns: list[Tensor] = []
+    for t in range(length):
+        if t > 0:
+            state = next_states(process, state, draw)
+            if process.rule == "reset":
+                ended = columns[-1] == process.eos
+                if bool(ended.any()):
+                    state = torch.where(ended, draw.again(process.start, count), state)
+        columns.append(process.emitted.draw(state, draw.uniform(count).to(state.device)))
+    return torch.stack(columns, dim=1)
+
+
+class _Weighing:
+    """What temperature, top-k and top-p make of a distribution."""
+
+    def __init__(self, temperature: float, top_k: int | None, top_p: float | None) -> None:
+        if not (temperature > 0 and math.isfinite(temperature)):
+            raise QueryError(f"temperature is {temperature}, expected more than 0 (1 is the model itself)")
+        if top_k is not None and top_k < 1:
+            raise QueryError(f"top_k is {top_k}, expected at least 1")
+        if top_p is not None and not 0 < top_p <= 1:
+            raise QueryError(f"top_p is {top_p}, expected more than 0 and at most 1")
+        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+        self.exact = temperature == 1.0 and top_k is None and top_p is None
+
+    def __call__(self, words: Tensor) -> Tensor:
+        """(n, V) weights to draw from, from (n, V) probabilities."""
+        if self.temperature != 1.0:
+            logs = words.log() / self.temperature
+            words = (logs - logs.amax(1, keepdim=True)).exp()
+        if self.top_k is None and self.top_p is None:
+            return words
+        ordered, order = words.sort(dim=1, descending=True, stable=True)
+        keep = torch.ones_like(ordered, dtype=torch.bool)
+        if self.top_k is not None:
+            keep[:, self.top_k :] = False
+        if self.top_p is not None:
+            ordered = ordered * keep
+            before = ordered.cumsum(1) - ordered
+            keep &= before < self.top_p * ordered.sum(1, keepdim=True)
+        return torch.zeros_like(words).scatter(1, order, ordered * keep)
+
+
+def _weighed(
+    process: Process,
+    before: _After,
+    count: int,
+    max_tokens: int,
+    generator: torch.Generator,
+    weighing: _Weighing,
+) -> list[list[int]]:
+    """The same with every next word drawn from its reweighed distribution."""
+    draw = Draw(generator)
+    texts: list[list[int]] = [[] for _ in range(count)]
+    going = list(range(count))
+    groups: list[int] | None = None if before.group is None else [before.group] * count
+    alpha = None if before.alpha is None else before.alpha.expand(count, -1)
+    for _ in range(max_tokens):
+        if groups is None or alpha is None:
+            predicted = process.start.expand(len(going), -1)
+        else:
+            predicted = process.advance_from(groups, alpha)
+        words = draw.among(weighing(process.emit(predicted)))
+        chosen = words.tolist()
+        for text, word in zip(going, chosen, strict=True):
+            texts[text].append(word)
+        stay = [i for i, word in enumerate(chosen) if word != process.eos]
+        if not stay:
+            break
+        going = [going[i] for i in stay]
+        groups = [process.group(chosen[i]) for i in stay]
+        kept = torch.tensor(stay, device=process.device)
+        here = words[kept]
+        alpha = predicted[kept].gather(1, process.states_of_group[process.group_of_word[here]])
+        alpha = alpha * process.tables.emission[here].double()
+        alpha = alpha / alpha.sum(1, keepdim=True)
+    return texts

@@ -1,0 +1,82 @@
+"""log p of a text. Input: words. Output: nats per text or per token, exactly."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from vlhmm.data.user_text import encode_sentence
+from vlhmm.data.vocabulary import UNK
+from vlhmm.process import process_of
+from vlhmm.queries.sequence import read
+
+
+class TokenScore(NamedTuple):
+    """One token's log p(x_t | x_<t), in nats."""
+
+    word: str  # as written
+    id: int
+    log_prob: float
+    oov: bool  # read as <unk>
+
+
+class SentenceScore(NamedTuple):
+    """One line's log-probability, in nats, and what was counted on the way."""
+
+    log_prob: float
+    num_tokens: int  # <eos> included
+    num_oov: int
+    num_unk: int  # literal <unk>
+    tokens: list[TokenScore]
+
+
+def token_scores(model: Any, text: str | Sequence[str], eos: bool = True) -> list[TokenScore]:
+    """log p(x_t | x_<t) of every word of `text` and, unless told otherwise, of the <eos> after it."""
+    vocabulary = model.vocabulary
+    words, ids = encode_sentence(vocabulary, text, eos)
+    return _tokens(vocabulary, words, ids, read(process_of(model), ids).log_probs)
+
+
+def score(model: Any, text: str | Sequence[str], eos: bool = True) -> float:
+    """log p(text), in nats, the <eos> after it included unless told otherwise; -inf if it is impossible."""
+    _, ids = encode_sentence(model.vocabulary, text, eos)
+    return score_ids(model, ids)
+
+
+def score_ids(model: Any, ids: Sequence[int]) -> float:
+    """log p of a sequence of word ids as it stands; nothing is added to it."""
+    return total(read(process_of(model), ids).log_probs)
+
+
+def total(log_probs: Iterable[float]) -> float:
+    """The sum of log-probabilities; -inf if one of them is."""
+    logs = list(log_probs)
+    return -math.inf if -math.inf in logs else math.fsum(logs)
+
+
+def score_lines(model: Any, lines: Iterable[Sequence[str]]) -> Iterator[SentenceScore]:
+    """Each line's scores as it comes; under "carry" a line goes on from the state the one before left."""
+    process, vocabulary = process_of(model), model.vocabulary
+    previous: int | None = None
+    carry: Tensor | None = None
+    for line in lines:
+        words, ids = encode_sentence(vocabulary, line, eos=True)
+        passed = read(process, ids, previous, carry)
+        tokens = _tokens(vocabulary, words, ids, passed.log_probs)
+        yield SentenceScore(
+            log_prob=total(passed.log_probs),
+            num_tokens=len(tokens),
+            num_oov=sum(t.oov for t in tokens),
+            num_unk=sum(t.word == UNK for t in tokens),
+            tokens=tokens,
+        )
+        if process.rule == "carry":
+            previous, carry = ids[-1], passed.alpha
+
+
+def _tokens(vocabulary: Any, words: list[str], ids: list[int], log_probs: list[float]) -> list[TokenScore]:
+    return [
+        TokenScore(word, i, log_prob, word not in vocabulary)
+        for word, i, log_prob in zip(words, ids, log_probs, strict=True)
+    ]

@@ -1,0 +1,161 @@
+r"""A word given both sides. Input: a text. Output: $p(x_t | x_{\ne t})$ of every word, and which words are
+unexpected.
+
+$p(x_t = w | x_{\ne t}) \propto \sum_z p(z_t = z | x_{<t})\, p(w | z)\, p(x_{>t} | z)$: the left factor is
+one pass from the K states of the word before to all S, the right one from the K states of the word after;
+all places of a text in one batch.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vlhmm.data.user_text import DEFAULT_MEMORY, encode_sentence, memory_check
+from vlhmm.errors import QueryError
+from vlhmm.process import Process, process_of
+from vlhmm.queries.next_word import WordDistribution, WordProbability
+from vlhmm.queries.sequence import forward
+
+_PLACES_AT_ONCE = 32
+
+
+class Surprise(NamedTuple):
+    """A word of a text, against what the model expects there given everything else."""
+
+    position: int  # 0 is the first word
+    word: str  # as written
+    log_prob: float  # log p(word | all other words), nats; of <unk>, for a word beyond the vocabulary
+    rank: int  # 1: no word is more probable there
+    expected: list[WordProbability]  # the most probable words
+    oov: bool
+
+
+def word_posterior(
+    model: Any, text: str | Sequence[str], position: int, eos: bool = True, allow_eos: bool = False
+) -> WordDistribution:
+    """p(x | all other words of the text) for the place `position` (0 the first word, -1 the last).
+
+    The <eos> after the text is one of the other words, if `eos`; the word sought is none, unless `allow_eos`.
+    """
+    words, ids = encode_sentence(model.vocabulary, text, eos)
+    count = len(words) - eos
+    if not -count <= position < count:
+        raise QueryError(f"position {position} in a text of {count} words, expected {-count} to {count - 1}")
+    (found,) = _posteriors(process_of(model), ids, [position % count], allow_eos)
+    return _distribution(model, found)
+
+
+def word_posteriors(
+    model: Any,
+    text: str | Sequence[str],
+    eos: bool = True,
+    allow_eos: bool = False,
+    memory: float = DEFAULT_MEMORY,
+) -> Iterator[WordDistribution]:
+    """The same for every place of the text, in order."""
+    words, ids = encode_sentence(model.vocabulary, text, eos)
+    process = process_of(model)
+    count = len(words) - eos
+    at_once = min(count, _PLACES_AT_ONCE)
+    num_bytes = 16 * len(ids) * process.states_per_group + 32 * at_once * process.num_states
+    memory_check(f"a text of {count:,} words", num_bytes, memory, "split the text")
+    for found in _posteriors(process, ids, list(range(count)), allow_eos):
+        yield _distribution(model, found)
+
+
+def spot(
+    model: Any,
+    text: str | Sequence[str],
+    top_k: int = 5,
+    eos: bool = True,
+    memory: float = DEFAULT_MEMORY,
+) -> list[Surprise]:
+    """The words of a text, the least expected first, each with the `top_k` words expected in its place."""
+    words, ids = encode_sentence(model.vocabulary, text, eos)
+    found = []
+    for position, expected in enumerate(word_posteriors(model, text, eos, memory=memory)):
+        probability = expected.probabilities[ids[position]]
+        found.append(
+            Surprise(
+                position,
+                words[position],
+                float(np.log(probability)) if probability > 0 else -float("inf"),
+                int((expected.probabilities > probability).sum()) + 1,
+                expected.top(top_k),
+                words[position] not in model.vocabulary,
+            )
+        )
+    return sorted(found, key=lambda surprise: surprise.log_prob)
+
+
+def _distribution(model: Any, weights: np.ndarray) -> WordDistribution:
+    total = weights.sum()
+    if not total > 0:
+        raise QueryError("the other words have probability zero under the model, whatever stands in this place")
+    return WordDistribution(model.vocabulary, weights / total)
+
+
+def _posteriors(process: Process, ids: list[int], places: list[int], allow_eos: bool) -> Iterator[np.ndarray]:
+    """(V,) weights proportional to p(x_t = w | the rest), for each place t."""
+    alpha = _filtered(process, ids)
+    arrival = _arrivals(process, ids)
+    for first in range(0, len(places), _PLACES_AT_ONCE):
+        part = places[first : first + _PLACES_AT_ONCE]
+        left = _left(process, ids, alpha, part)
+        right, fresh = _right(process, ids, arrival, part)
+        words = process.emit(left * right)
+        if process.restarts(process.eos) and allow_eos:
+            # After an <eos> in this place the chain would start afresh: what follows does not depend on z.
+            here = process.states(process.eos)
+            words[:, process.eos] = (left[:, here] * process.emission(process.eos)).sum(1) * fresh
+        if not allow_eos:
+            words[:, process.eos] = 0
+        yield from words.cpu().numpy()
+
+
+def _filtered(process: Process, ids: list[int]) -> Tensor:
+    """(T, K) filtered posteriors; zeros from the first impossible word on."""
+    return forward(process, ids).alpha
+
+
+def _arrivals(process: Process, ids: list[int]) -> Tensor:
+    """(T, K) p(x_t | z) p(x_>t | z) for z in the states of x_t, each row up to a factor."""
+    rows = torch.ones(len(ids), process.states_per_group, dtype=torch.float64, device=process.device)
+    beta = rows[0]
+    for t in range(len(ids) - 1, -1, -1):
+        row = process.emission(ids[t]) * beta
+        rows[t] = row / row.max() if row.max() > 0 else row
+        if t > 0:
+            beta = process.edge(ids[t - 1], ids[t]) @ rows[t]
+    return rows
+
+
+def _left(process: Process, ids: list[int], alpha: Tensor, places: list[int]) -> Tensor:
+    """(n, S) p(z_t | x_<t), each row up to a factor."""
+    result = process.start.expand(len(places), -1).clone()
+    moving = [i for i, t in enumerate(places) if t > 0 and not process.restarts(ids[t - 1])]
+    if moving:
+        before = [places[i] - 1 for i in moving]
+        result[moving] = process.advance_from([process.group(ids[t]) for t in before], alpha[before])
+    # Under "reset" an impossible sentence before this one makes this place impossible as well.
+    for i, t in enumerate(places):
+        if t > 0 and not bool((alpha[t - 1] > 0).any()):
+            result[i] = 0
+    return result
+
+
+def _right(process: Process, ids: list[int], arrival: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
+    """((n, S) p(x_>t | z_t), (n,) p(x_>t | fresh start)), each place up to a factor of its own."""
+    last = len(ids) - 1
+    right = torch.ones(len(places), process.num_states, dtype=torch.float64, device=process.device)
+    fresh = torch.ones(len(places), dtype=torch.float64, device=process.device)
+    inner = [i for i, t in enumerate(places) if t < last]
+    if inner:
+        after = [places[i] + 1 for i in inner]
+        right[inner] = process.retreat_to([process.group(ids[t]) for t in after], arrival[after])
+        starts = torch.stack([process.start_at(ids[t]) for t in after])
+        fresh[inner] = (starts * arrival[after]).sum(1)
+    return right, fresh

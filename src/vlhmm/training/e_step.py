@@ -1,0 +1,216 @@
+"""The E-step: expected counts of a list of batches under one (reduced) model.
+
+Gradient training and generalized EM both stand on it. The counts are the gradient of log p(x) in the
+log-potentials; `expected_log_likelihood` pushes them through the parameterization. One E-step and one
+optimizer step is a gradient step on the marginal likelihood; more optimizer steps are generalized EM.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from vlhmm import inference
+from vlhmm.components.chain_inputs import Carry, Pairs, chain_of, distinct_pairs, last_carry, pair_codes
+from vlhmm.components.low_rank import LowRank
+from vlhmm.components.transitions import Softmax
+from vlhmm.data.batches import Batch
+from vlhmm.errors import ConfigError
+from vlhmm.hmm import ModelPotentials
+from vlhmm.inference import Chain, ChannelCounts, ChannelPotentials, Counts, Potentials
+from vlhmm.training.guide import Guided
+
+
+class Branches(NamedTuple):
+    """Words that another model said next, a row each, entered from where a batch's text stood."""
+
+    chain: Chain
+    place: Int[Tensor, " row"]  # of the token before, in the flattened batch
+
+
+class Prepared(NamedTuple):
+    """Batches as chains over one list of block pairs; does not depend on the parameters."""
+
+    chains: list[Chain]
+    continues: list[bool]
+    pairs: Pairs
+    tokens: int
+    branches: list[Branches]  # from each of the chains, or none at all
+
+
+class Expectation(NamedTuple):
+    """Expected counts, the log-likelihood they were taken under, and the state after the last batch."""
+
+    counts: Counts | ChannelCounts
+    pairs: Pairs
+    log_likelihood: float
+    tokens: int
+    carry: Carry | None
+    tiles: Tensor | None  # the transition tiles of the pairs under the parameters of this E-step, where any were made
+
+
+class Buffers:
+    """Memory for tiles and counts that is kept from step to step: fresh pages cost more than the arithmetic."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Tensor] = {}
+        self.workspace: Any = None
+
+    def get(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        size = int(torch.tensor(shape).prod())
+        held = self.held.get(name)
+        if held is None or held.numel() < size or held.dtype != like.dtype or held.device != like.device:
+            self.held.pop(name, None)
+            held = self.held[name] = torch.empty(size + size // 8, dtype=like.dtype, device=like.device)
+        return held[:size].view(shape)
+
+    def messages(self, table: Tensor):
+        if self.workspace is None and inference.use_kernels(table):
+            from vlhmm.inference.numba_backend import Workspace
+
+            self.workspace = Workspace()
+        return self.workspace
+
+
+def prepare(
+    batches: Sequence[Batch],
+    group_of_word: Tensor,
+    num_groups: int,
+    carry_group: Tensor | None = None,
+    said: Sequence[tuple[Tensor, Tensor]] = (),
+) -> Prepared:
+    """Index tables of the batches and the distinct block pairs in them.
+
+    `said`, if anything, has (places, words) for every batch: what another model said after its tokens.
+    """
+    device = group_of_word.device
+    codes, lives, tokens, lengths = [], [], [], []
+    for batch in batches:
+        row_tokens, row_lengths = batch.tokens.to(device), batch.lengths.to(device)
+        if not batch.continues or carry_group is None:
+            carry_group = torch.full((len(row_lengths),), -1, dtype=torch.long, device=device)
+        code = pair_codes(group_of_word, num_groups, row_tokens, batch.restart.to(device), carry_group)
+        live = torch.arange(row_tokens.shape[1], device=device)[None] < row_lengths[:, None]
+        last = group_of_word[row_tokens].gather(1, (row_lengths - 1).clamp(min=0)[:, None])[:, 0]
+        carry_group = torch.where(row_lengths > 0, last, carry_group)
+        codes.append(code)
+        lives.append(live)
+        tokens.append(row_tokens)
+        lengths.append(row_lengths)
+    branch_codes = [
+        group_of_word[rows.flatten()[place]] * num_groups + group_of_word[words]
+        for rows, (place, words) in zip(tokens, said, strict=False)
+    ]
+    used = torch.cat([*(code[live] for code, live in zip(codes, lives, strict=True)), *branch_codes])
+    known, pairs = distinct_pairs(used, torch.ones_like(used, dtype=torch.bool), num_groups)
+    chains = [chain_of(group_of_word, *parts, known) for parts in zip(tokens, lengths, codes, strict=True)]
+    branches = [
+        Branches(chain_of(group_of_word, words[:, None], torch.ones_like(words), code[:, None], known), place)
+        for (place, words), code in zip(said, branch_codes, strict=True)
+    ]
+    total = sum(int(n.sum()) for n in lengths)
+    return Prepared(chains, [batch.continues for batch in batches], pairs, total, branches)
+
+
+def predicted_bytes(prepared: Prepared, num_slots: int, num_channels: int | None = None) -> int:
+    """Memory of an E-step in float32: tiles and their counts, and the messages of the largest batch."""
+    num_pairs, tokens = len(prepared.pairs.from_group), max(chain.emit_of.numel() for chain in prepared.chains)
+    if num_channels is not None:  # no tiles; the channels' own tables are no larger than the embeddings
+        return 4 * (2 * num_pairs * num_slots + tokens * (5 * num_slots + 2 * num_channels))
+    return 4 * (2 * num_pairs * num_slots**2 + 3 * tokens * num_slots)
+
+
+def expectation(
+    potentials: ModelPotentials,
+    prepared: Prepared,
+    carry: Carry | None = None,
+    buffers: Buffers | None = None,
+    memory: int | None = None,
+    guided: Guided | None = None,
+) -> Expectation:
+    """Expected counts of all batches: tiles of the pairs that occur, forward-backward, sums; exact, no gradient.
+
+    Low-rank transitions need no tiles: their counts are those of the channels. Guided, the posteriors (and the
+    log-likelihood) take a teacher's evidence into account.
+    """
+    buffers, transition = buffers or Buffers(), potentials.transition
+    emission = potentials.log_emission.detach().exp()
+    num_slots = emission.shape[1]
+    needed = predicted_bytes(
+        prepared, num_slots, transition.source.shape[-1] if isinstance(transition, LowRank) else None
+    )
+    if isinstance(transition, Softmax) and not transition.partition:
+        needed += 4 * transition.num_states**2  # counts by states
+    if guided is not None:
+        needed += sum(2 * evidence.numel() for evidence in guided.evidence)
+    if memory is not None and needed > memory:
+        raise ConfigError(
+            f"one E-step needs {needed / 1e9:.1f} GB for tiles and counts of {len(prepared.pairs.from_group):,} block pairs, "
+            f"the memory budget is {memory / 1e9:.1f} GB; raise --memory, lower training.em_tokens or take fewer states per block"
+        )
+    start, tiles = potentials.log_start.detach().exp(), None
+    table: Potentials | ChannelPotentials
+    counts: Counts | ChannelCounts
+    if isinstance(transition, LowRank):
+        phi, psi = (factor.detach() for factor in transition.factors())
+        leave = transition.leave(phi, psi, *prepared.pairs)
+        table = ChannelPotentials(start, emission, leave, phi, psi, *prepared.pairs)
+        counts = ChannelCounts.zeros_like(table)
+    else:
+        shape = (len(prepared.pairs.from_group), num_slots, num_slots)
+        tiles = transition.tiles(*prepared.pairs, out=buffers.get("tiles", shape, emission))
+        table = Potentials(start, emission, tiles)
+        sums = buffers.get("counts", shape, emission).zero_()
+        counts = Counts(torch.zeros_like(start), torch.zeros_like(emission), sums)
+    workspace, total, before = buffers.messages(emission), 0.0, []
+    for number, (chain, continues) in enumerate(zip(prepared.chains, prepared.continues, strict=True)):
+        if not continues or carry is None:
+            group = torch.full_like(chain.lengths, -1)
+            carry = Carry(group, emission.new_zeros(len(chain.lengths), num_slots))
+        if guided is None:
+            passed = inference.add_expected_counts(counts, table, chain, carry.alpha, workspace)
+        else:
+            passed = guided.add_expected_counts(guided.evidence[number], counts, table, chain, carry.alpha, workspace)
+        total += passed.log_scale.sum().item()
+        carry = last_carry(passed.alpha, chain.start_of, chain.lengths, carry)
+        if prepared.branches:
+            before.append(passed.alpha.flatten(0, 1)[prepared.branches[number].place])
+    if prepared.branches:
+        assert guided is not None
+        for table_of_counts in counts:
+            table_of_counts *= (1 - guided.share) / guided.share
+        for branches, alpha, evidence in zip(prepared.branches, before, guided.of_branches, strict=True):
+            guided.add_expected_counts(evidence, counts, table, branches.chain, alpha, workspace)
+    counts = inference.finish_counts(counts, table)
+    return Expectation(counts, prepared.pairs, total, prepared.tokens, carry, tiles)
+
+
+def expected_log_likelihood(
+    potentials: ModelPotentials,
+    counts: Counts | ChannelCounts,
+    pairs: Pairs,
+    value: bool = True,
+    tiles: Tensor | None = None,
+    part: int = 0,
+    parts: int = 1,
+) -> Tensor:
+    """sum over all counts of count * log-potential, differentiable in the parameters.
+
+    Without `value` the transitions' part of the number is left out, but not of the gradient: a pass less. `tiles` are
+    those of the E-step, if the parameters have not changed since. With several `parts` the transitions out of every
+    parts-th state of a block stand for those of all: the mean over `part` = 0 .. parts - 1 is the whole sum.
+    """
+
+    def dot(count: Tensor, log_table: Tensor) -> Tensor:
+        # a state that cannot be entered has log-probability -inf and no counts
+        return (count * log_table.clamp(min=torch.finfo(log_table.dtype).min)).sum()
+
+    rest = dot(counts.start, potentials.log_start) + dot(counts.emission, potentials.log_emission)
+    transition: Any = potentials.transition
+    if isinstance(counts, ChannelCounts):
+        return rest + transition.expected_log_likelihood(*pairs, counts, value)
+    parts = min(parts, counts.tiles.shape[1])  # no part is empty
+    slots = slice(part % parts, None, parts)
+    return rest + parts * transition.expected_log_likelihood(*pairs, counts.tiles, value, tiles, slots)

@@ -1,0 +1,129 @@
+"""Whole configurations by name. A preset is a function; an ablation is a change to one.
+
+The first line of a preset's docstring is what `vlhmm train --help` says of it.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from vlhmm.components.config import ModelConfig, Network
+from vlhmm.config import unknown
+from vlhmm.training.config import RunConfig, TrainingConfig
+
+
+def em(num_states: int, num_blocks: int, epochs: float, network: Network = "residual", **training: object) -> RunConfig:
+    """Our model: block-factored transitions, trained by generalized EM under state dropout."""
+    model = ModelConfig(
+        num_states=num_states,
+        num_blocks=num_blocks,
+        transition="block-factored",
+        embedding="additive",
+        network=network,
+        slot_code=8.0,
+    )
+    settings: dict = dict(
+        method="em",
+        batch="sentences",
+        batch_tokens=65_536,
+        m_steps=3,
+        epochs=epochs,
+        rate=1.5e-2,
+        beta2=0.99,
+        schedule="cosine",
+        warmup_steps=10,
+        checks_per_epoch=0.1,
+        weight_decay=2.0,
+        state_dropout=0.5,
+        calibrate=True,
+    )
+    return RunConfig(model=model, training=TrainingConfig(**(settings | training)))
+
+
+def default() -> RunConfig:
+    """2^13 states in 256 blocks, generalized EM; a few minutes a million tokens"""
+    return em(2**13, 256, 200)
+
+
+def tiny() -> RunConfig:
+    """64 states; seconds; for tests and first tries"""
+    config = em(64, 8, 12, checks_per_epoch=0.5, batch_tokens=2048, m_steps=2)
+    return replace(config, model=replace(config.model, hidden_size=32, tile_width=16))
+
+
+def demo() -> RunConfig:
+    """2^13 states in 256 blocks; what `vlhmm demo` trains"""
+    return em(2**13, 256, 100)
+
+
+def em_ptb() -> RunConfig:
+    """2^15 states in 256 blocks on Penn Treebank by generalized EM"""
+    return em(2**15, 256, 300, embedding_dropout=0.35)
+
+
+def em_wikitext_2() -> RunConfig:
+    """2^15 states in 256 blocks on WikiText-2 by generalized EM"""
+    return em(2**15, 256, 240, embedding_dropout=0.15)
+
+
+def paper_ptb() -> RunConfig:
+    """the paper's model on Penn Treebank: 2^15 states, one softmax over all, 16 x 32 streams"""
+    return RunConfig(model=ModelConfig(), training=TrainingConfig())
+
+
+def paper_wikitext_2() -> RunConfig:
+    """the paper's model on WikiText-2: as paper-ptb with rate 1e-3"""
+    config = paper_ptb()
+    return replace(config, training=replace(config.training, rate=1e-3))
+
+
+def paper_ablation(**model: object) -> RunConfig:
+    """The paper's 2^14-state model with something changed."""
+    config = paper_ptb()
+    return replace(config, model=replace(config.model, **({"num_states": 2**14} | model)))  # type: ignore[arg-type]
+
+
+def paper_ptb_14() -> RunConfig:
+    """the paper's 2^14-state model, which its ablations change"""
+    return paper_ablation()
+
+
+def paper_ptb_scalar() -> RunConfig:
+    """ablation: one free number a transition and emission instead of the networks"""
+    return paper_ablation(parameterization="scalar")
+
+
+def paper_ptb_no_dropout() -> RunConfig:
+    """ablation: all states in every step"""
+    config = paper_ablation()
+    return replace(config, training=replace(config.training, state_dropout=0.0))
+
+
+def paper_ptb_factored() -> RunConfig:
+    """ablation: state embeddings of a block half and a state half"""
+    return paper_ablation(embedding="factored")
+
+
+def paper_ptb_uniform() -> RunConfig:
+    """ablation: every word a random subset of 128 states instead of Brown blocks"""
+    return paper_ablation(constraint="uniform", states_per_word=128)
+
+
+def paper_ptb_none() -> RunConfig:
+    """ablation: 2^10 states that emit every word"""
+    return paper_ablation(constraint="none", num_blocks=1, num_states=2**10)
+
+
+PRESETS: dict[str, Callable[[], RunConfig]] = {
+    make.__name__.replace("_", "-"): make
+    for make in (
+        default, tiny, demo, em_ptb, em_wikitext_2, paper_ptb, paper_wikitext_2, paper_ptb_14, paper_ptb_scalar,
+        paper_ptb_no_dropout, paper_ptb_factored, paper_ptb_uniform, paper_ptb_none,
+    )
+}  # fmt: skip
+
+
+def preset(name: str) -> RunConfig:
+    """The configuration of that name; an unknown one is refused with the nearest."""
+    if name not in PRESETS:
+        raise unknown("preset", name, list(PRESETS))
+    return PRESETS[name]()
