@@ -6,7 +6,8 @@ most probable ones word by word ("posterior" decoding), which in turn need not b
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,11 +17,13 @@ from vlhmm.data.user_text import DEFAULT_MEMORY, encode_words, memory_check
 from vlhmm.errors import QueryError
 from vlhmm.process import Process, process_of
 from vlhmm.queries.sequence import Piece, piece_of
+from vlhmm.results import Result
 
 Method = Literal["viterbi", "posterior"]
 
 
-class Decoding(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Decoding(Result):
     """A state for every word."""
 
     words: list[str]
@@ -30,7 +33,8 @@ class Decoding(NamedTuple):
     posteriors: list[float]  # p(z_t = the chosen state | text)
 
 
-class Posteriors(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Posteriors(Result):
     """Each word's distribution over the K states that may emit it."""
 
     words: list[str]

@@ -8,7 +8,7 @@ otherwise.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,11 +24,13 @@ from vlhmm.lattice.template import Fixed, Gap, Item, Plan, check_memory, make_pl
 from vlhmm.process import process_of
 from vlhmm.queries.next_word import WordDistribution
 from vlhmm.queries.score import score_ids
+from vlhmm.results import Result
 
 Scope = Literal["text", "gaps"]
 
 
-class Fill(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Fill(Result):
     """One way to fill the gaps."""
 
     text: str  # the whole text with its gaps filled
@@ -37,7 +39,8 @@ class Fill(NamedTuple):
     ids: tuple[int, ...]  # the whole text, its <eos> included if it was asked for
 
 
-class BestFill(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class BestFill(Result):
     """The best fill, and in which sense it is the best."""
 
     fill: Fill
@@ -45,7 +48,8 @@ class BestFill(NamedTuple):
     log_prob_path: float | None  # log p(fill, states | observed, constraint) of the joint path
 
 
-class GapDistribution(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GapDistribution(Result):
     """One gap, given everything observed."""
 
     lengths: dict[int, float]

@@ -4,6 +4,7 @@ estimated has its standard error.
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,11 +23,13 @@ from vlhmm.process import Process, process_of
 from vlhmm.queries.next_word import impossible_context
 from vlhmm.queries.sample import sample_streams
 from vlhmm.queries.sequence import forward, read
+from vlhmm.results import Result
 
 _PLACES_AT_ONCE = 32
 
 
-class Estimate(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Estimate(Result):
     """An estimate from samples."""
 
     value: float  # nats a token

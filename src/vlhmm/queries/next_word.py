@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -13,9 +13,11 @@ from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import QueryError
 from vlhmm.process import Process, process_of
 from vlhmm.queries.sequence import read
+from vlhmm.results import Result
 
 
-class WordProbability(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class WordProbability(Result):
     """A word and its log-probability in nats."""
 
     word: str

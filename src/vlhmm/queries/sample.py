@@ -7,6 +7,7 @@ constraint.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,12 +23,14 @@ from vlhmm.process import Process, process_of
 from vlhmm.queries.infill import Infilling, Scope, prepare_items
 from vlhmm.queries.next_word import after
 from vlhmm.queries.score import score_ids
+from vlhmm.results import Result
 
 _AT_ONCE = 256  # texts drawn side by side
 _WEIGHED_AT_ONCE = 64  # the same where every step needs the whole distribution of the next word
 
 
-class Sample(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Sample(Result):
     """One text."""
 
     text: str  # the prompt and what follows it, without the last <eos>

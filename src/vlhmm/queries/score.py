@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -10,9 +11,11 @@ from vlhmm.data.user_text import encode_sentence
 from vlhmm.data.vocabulary import UNK
 from vlhmm.process import process_of
 from vlhmm.queries.sequence import read
+from vlhmm.results import Result
 
 
-class TokenScore(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TokenScore(Result):
     """One token's log p(x_t | x_<t), in nats."""
 
     word: str  # as written
@@ -21,7 +24,8 @@ class TokenScore(NamedTuple):
     oov: bool  # read as <unk>
 
 
-class SentenceScore(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SentenceScore(Result):
     """One line's log-probability, in nats, and what was counted on the way."""
 
     log_prob: float

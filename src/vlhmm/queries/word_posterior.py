@@ -7,7 +7,8 @@ all places of a text in one batch.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +19,13 @@ from vlhmm.errors import QueryError
 from vlhmm.process import Process, process_of
 from vlhmm.queries.next_word import WordDistribution, WordProbability
 from vlhmm.queries.sequence import forward
+from vlhmm.results import Result
 
 _PLACES_AT_ONCE = 32
 
 
-class Surprise(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Surprise(Result):
     """A word of a text, against what the model expects there given everything else."""
 
     position: int  # 0 is the first word
