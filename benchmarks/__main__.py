@@ -140,7 +140,7 @@ def run_queries(args: argparse.Namespace, sizes: Any) -> int:
     if args.run_folder:
         import vlhmm
 
-        model, what = vlhmm.load(args.run_folder, memory=args.memory), {"run": args.run_folder}
+        model, what = vlhmm.load_any(args.run_folder, memory=args.memory), {"run": args.run_folder}
         if not hasattr(model, "tables"):
             raise ConfigError(f"{args.run_folder} is a baseline; queries need an HMM, made by vlhmm train")
     else:

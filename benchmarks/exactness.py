@@ -169,7 +169,7 @@ def fast_token_scores(model: HMMLanguageModel, text: Text) -> Tensor:
     scores: list[Tensor] = [torch.empty(0)] * len(lengths)
     position = 0
     for batch in sentence_batches(text, 1 << 14):
-        log_prob, _ = model.score(batch.tokens, batch.lengths, model.start(len(batch.lengths)))
+        log_prob, _ = model.score_batch(batch.tokens, batch.lengths, model.start(len(batch.lengths)))
         for row, length in zip(log_prob, batch.lengths.tolist(), strict=True):
             scores[order[position]] = row[:length]
             position += 1

@@ -241,7 +241,7 @@ class PackageLSTM:
         rows, lengths = batch.tokens[:2], batch.lengths[:2]
         with torch.no_grad():
             loss, _ = self.model.loss(rows, lengths, self.model.start(len(rows)))
-        log_prob, _ = self.model.score(rows, lengths, self.model.start(len(rows)))
+        log_prob, _ = self.model.score_batch(rows, lengths, self.model.start(len(rows)))
         difference = abs(loss.item() + log_prob.sum().item() / int(lengths.sum()))
         refuse_above("the package's LSTM's loss", difference, 1e-4)
         for _ in range(WARM_UP_STEPS):

@@ -7,7 +7,7 @@ import math
 import sys
 
 import vlhmm
-from vlhmm.constraints.constraint import length, must_contain, must_not, regex
+from vlhmm import length, must_contain, must_not, regex
 from vlhmm.queries.sample import constrained
 
 model = vlhmm.load(sys.argv[1])

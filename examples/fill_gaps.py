@@ -17,7 +17,7 @@ one = " ".join([*words[:2], "[MASK]", *words[3:]])
 some = " ".join([words[0], "[MASK:1-3]", words[-1]])
 
 print("text:", " ".join(words))
-best = model.infill(one, mode="best")
+best = model.best_fill(one)
 print(f"best for {one!r}: {best.fill.text!r} ({best.criterion}, p = {math.exp(best.fill.log_prob):.4f})")
 
 # The messages are computed once and asked several times.

@@ -14,6 +14,6 @@ texts = (text.text.split() for text in model.sample(50, max_tokens=12, seed=1))
 words = next(text for text in texts if len(text) >= 4)
 words[1], words[2] = words[2], words[1]
 print("text:", " ".join(words))
-for surprise in model.spot(words, top_k=3)[:3]:
+for surprise in model.surprisal(words, top_k=3)[:3]:
     expected = ", ".join(f"{w.word} {w.probability:.2f}" for w in surprise.expected)
     print(f"word {surprise.position + 1} {surprise.word!r}: {surprise.log_prob:.2f} nats; expected {expected}")

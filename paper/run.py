@@ -374,10 +374,10 @@ def measure(
     run: Run, corpus: Corpus, folder: Path, memory: int | None
 ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     """Perplexities of the model best on valid, by split and rule; for ablations train and batch times too."""
-    from vlhmm.api import load
+    from vlhmm.api import load_any
     from vlhmm.evaluation.perplexity import evaluate
 
-    model = load(folder, memory=memory)
+    model = load_any(folder, memory=memory)
     texts = {"valid": corpus.valid} | ({} if corpus.test is None else {"test": corpus.test})
     scores = {
         split: {
@@ -412,10 +412,10 @@ def batch_milliseconds(folder: Path, corpus: Corpus, memory: int | None, repeats
         with torch.no_grad():
             tables = Tables(hmm.potentials(), blocks)
         model = HMMLanguageModel(corpus.vocabulary, tables, "carry", memory or DEFAULT_MEMORY)
-        model.score(batch.tokens, batch.lengths, model.start(len(batch.lengths)))
+        model.score_batch(batch.tokens, batch.lengths, model.start(len(batch.lengths)))
         fresh.append(time.perf_counter() - began)
         began = time.perf_counter()
-        model.score(batch.tokens, batch.lengths, model.start(len(batch.lengths)))
+        model.score_batch(batch.tokens, batch.lengths, model.start(len(batch.lengths)))
         cached.append(time.perf_counter() - began)
     return {"ms_per_batch": round(1e3 * min(fresh), 2), "ms_per_batch_cached": round(1e3 * min(cached), 2)}
 

@@ -1,4 +1,4 @@
-"""What every `LanguageModel` must satisfy, checked through `start` and `score` alone. Imports no model."""
+"""What every `LanguageModel` must satisfy, checked through `start` and `score_batch` alone. Imports no model."""
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ def _random_words(model, rng, shape):
 
 def _score(model, tokens, lengths, carry=None):
     carry = model.start(len(tokens)) if carry is None else carry
-    return model.score(tokens, lengths, carry)
+    return model.score_batch(tokens, lengths, carry)
 
 
 def _inside(tokens, lengths):
@@ -77,12 +77,12 @@ def _check_padding(model, rng, tokens, lengths, log_prob, atol):
     following = _random_words(model, rng, (len(tokens), 2))
     full = torch.full((len(tokens),), 2)
     _, carry = _score(model, tokens, lengths)
-    after, _ = model.score(following, full, carry)
+    after, _ = model.score_batch(following, full, carry)
     for padded in (refilled, wider):
         got, carry = _score(model, padded, lengths)
         _same(got[:, : tokens.shape[1]], log_prob, atol, "padding changes a score")
         assert (got[:, tokens.shape[1] :] == 0).all(), "padding is scored"
-        _same(model.score(following, full, carry)[0], after, atol, "padding changes the carry")
+        _same(model.score_batch(following, full, carry)[0], after, atol, "padding changes the carry")
 
 
 def _check_batch(model, rng, tokens, lengths, log_prob, atol):
@@ -102,9 +102,9 @@ def _check_carry(model, rng, tokens, lengths, log_prob, atol):
     cut = int(rng.integers(1, time))
     first_lengths = lengths.clamp(max=cut)
     first, carry = _score(model, tokens[:, :cut], first_lengths)
-    second, _ = model.score(tokens[:, cut:], lengths - first_lengths, carry)
+    second, _ = model.score_batch(tokens[:, cut:], lengths - first_lengths, carry)
     _same(torch.cat([first, second], dim=1), log_prob, atol, "a then b is not a + b")
-    again, _ = model.score(tokens[:, cut:], lengths - first_lengths, carry)
+    again, _ = model.score_batch(tokens[:, cut:], lengths - first_lengths, carry)
     _same(again, second, atol, "score altered the carry it was given")
 
     # An own cut for every row: the second call finds rows that stopped at different places.
@@ -113,7 +113,7 @@ def _check_carry(model, rng, tokens, lengths, log_prob, atol):
     rest = torch.zeros_like(tokens)
     for row in range(len(tokens)):
         rest[row, : lengths[row] - cuts[row]] = tokens[row, cuts[row] : lengths[row]]
-    second, _ = model.score(rest, lengths - cuts, carry)
+    second, _ = model.score_batch(rest, lengths - cuts, carry)
     for row in range(len(tokens)):
         expected = log_prob[row, cuts[row] : lengths[row]]
         _same(second[row, : len(expected)], expected, atol, "the carry is not that of each row's own length")

@@ -23,7 +23,7 @@ class Counting:
     def start(self, batch_size):
         return torch.zeros(batch_size)
 
-    def score(self, tokens, lengths, carry):
+    def score_batch(self, tokens, lengths, carry):
         time = torch.arange(tokens.shape[1])[None]
         read = carry[:, None] + time
         live = time < lengths[:, None]
@@ -90,7 +90,7 @@ def test_ptb_test_split_has_its_official_counts():
     class Uniform(Counting):
         vocabulary = corpus.vocabulary
 
-        def score(self, tokens, lengths, carry):
+        def score_batch(self, tokens, lengths, carry):
             live = torch.arange(tokens.shape[1])[None] < lengths[:, None]
             return torch.where(live, -math.log(len(self.vocabulary)), 0.0).double(), carry
 

@@ -145,7 +145,7 @@ def test_language_model_contract():
 def test_scores_are_the_distribution_read_off_word_by_word():
     model, vocabulary, _ = make(zipf_sentences(3, 100, 8), 4)
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, len(vocabulary), (1, 30)))
-    log_prob, _ = model.score(tokens, torch.tensor([30]), model.start(1))
+    log_prob, _ = model.score_batch(tokens, torch.tensor([30]), model.start(1))
     for t in range(30):
         p = model.next_word_distribution(tokens[0, :t].numpy())[tokens[0, t]]
         assert log_prob[0, t].item() == pytest.approx(math.log(p), abs=1e-12)
@@ -184,7 +184,7 @@ def test_what_cannot_be_estimated_or_asked_is_refused():
         with pytest.raises(QueryError, match="expected 0 to 2"):
             model.next_word_distribution(ids)
         with pytest.raises(QueryError, match="expected 0 to 2"):
-            model.score(torch.tensor([ids]), torch.tensor([1]), model.start(1))
+            model.score_batch(torch.tensor([ids]), torch.tensor([1]), model.start(1))
 
 
 # Files
@@ -279,7 +279,7 @@ def test_arpa_files_of_others_are_understood(tmp_path):
     path.write_bytes(gzip.compress(ARPA.replace("-1.0\t<unk>\n", "").replace("1=4", "1=3").encode()))
     model = KneserNey.read_arpa(path)  # packed, and without <unk>
     assert model.next_word_distribution([])[model.vocabulary.unk] == 0.0
-    log_prob, _ = model.score(torch.tensor([[model.vocabulary.unk, 1]]), torch.tensor([2]), model.start(1))
+    log_prob, _ = model.score_batch(torch.tensor([[model.vocabulary.unk, 1]]), torch.tensor([2]), model.start(1))
     assert log_prob[0, 0] == -math.inf and not log_prob.isnan().any()
 
 

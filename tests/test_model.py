@@ -199,7 +199,7 @@ def test_language_model_sums_every_state_path(kind):
     dense = dense_by_definition(hmm, blocks)
     for sentence in ([2], [3, 5, 0], [6, 1, 2, 2, 4]):
         tokens = torch.tensor([sentence])
-        log_prob, _ = model.score(tokens, torch.tensor([len(sentence)]), model.start(1))
+        log_prob, _ = model.score_batch(tokens, torch.tensor([len(sentence)]), model.start(1))
         expected = log_likelihood_by_definition(dense, sentence).item()
         assert math.isclose(log_prob.sum().item(), expected, rel_tol=1e-11)
 
@@ -211,8 +211,8 @@ def test_scoring_within_a_small_memory_budget_changes_nothing():
     lengths = torch.tensor([10, 9])
     plenty = HMMLanguageModel(VOCABULARY, tables)
     scarce = HMMLanguageModel(VOCABULARY, tables, memory=2 * 4 * 4 * 8)  # two tiles
-    a, carry_a = plenty.score(tokens, lengths, plenty.start(2))
-    b, carry_b = scarce.score(tokens, lengths, scarce.start(2))
+    a, carry_a = plenty.score_batch(tokens, lengths, plenty.start(2))
+    b, carry_b = scarce.score_batch(tokens, lengths, scarce.start(2))
     assert_close(a, b, **EXACT)
     assert_close(carry_a.alpha, carry_b.alpha, **EXACT)
     with pytest.raises(ConfigError, match="raise --memory"):
@@ -228,7 +228,7 @@ def test_permuted_slots_change_nothing():
     scores = []
     for model in (hmm, twin):
         lm = HMMLanguageModel(VOCABULARY, Tables(model.potentials(), blocks))
-        scores.append(lm.score(tokens, lengths, lm.start(1))[0])
+        scores.append(lm.score_batch(tokens, lengths, lm.start(1))[0])
     assert_close(*scores, **EXACT)
 
 

@@ -118,9 +118,9 @@ def test_loss_is_the_mean_score_and_reaches_every_weight():
     for model in models():
         tokens, lengths = torch.tensor([[0, 3, 4, 5], [1, 4, 0, 0]]), torch.tensor([4, 2])
         with torch.no_grad():
-            _, carry = model.score(tokens, lengths, model.start(2))
+            _, carry = model.score_batch(tokens, lengths, model.start(2))
         loss, _ = model.loss(tokens, lengths, carry)
-        log_prob, _ = model.score(tokens, lengths, carry)
+        log_prob, _ = model.score_batch(tokens, lengths, carry)
         assert loss.item() == pytest.approx(-log_prob.sum().item() / 6, rel=1e-12)
         loss.backward()
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
@@ -180,7 +180,7 @@ def test_foreign_ids_are_refused():
     for model in models():
         for word in (6, -1):
             with pytest.raises(QueryError, match="expected 0 to 5"):
-                model.score(torch.tensor([[0, word]]), torch.tensor([2]), model.start(1))
+                model.score_batch(torch.tensor([[0, word]]), torch.tensor([2]), model.start(1))
 
 
 # Training

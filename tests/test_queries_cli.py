@@ -106,7 +106,7 @@ def test_score_has_the_protocols_score_too(model):
     import torch
 
     tokens = torch.tensor([[model.vocabulary.id_of[w] for w in "the big cat".split()]])
-    scores, _ = model.score(tokens, torch.tensor([3]), model.start(1))
+    scores, _ = model.score_batch(tokens, torch.tensor([3]), model.start(1))
     assert_allclose(float(scores.sum()), model.score("the big cat", eos=False), rtol=1e-5)
 
 

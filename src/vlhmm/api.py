@@ -1,31 +1,70 @@
-"""The front door: a run's folder in, a model to score and query out."""
+"""The front door: train a model from texts, or load one from a run's folder."""
+
+from __future__ import annotations
 
 import json
+import shutil
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from vlhmm.data.text import encode, read_lines
+from vlhmm.config import override
+from vlhmm.data.corpora import Corpus, load_texts
+from vlhmm.data.text import encode, learn
 from vlhmm.distributions import Tables
-from vlhmm.errors import CheckpointError
-from vlhmm.evaluation.perplexity import Report, evaluate
+from vlhmm.errors import CheckpointError, ConfigError, DataError
+from vlhmm.hmm import HMM
 from vlhmm.language_model import DEFAULT_MEMORY, HMMLanguageModel
-from vlhmm.queries.api import QueryMethods
-from vlhmm.training.trainer import load_hmm
+from vlhmm.training.calibration import scaled
+from vlhmm.training.presets import preset as preset_named
+from vlhmm.training.run_folder import RunFolder, load_into
+
+if TYPE_CHECKING:
+    from vlhmm.evaluation.protocol import LanguageModel
+    from vlhmm.training.trainer import Status
+
+Setting = str | int | float | bool | None
+Texts = str | Path | Iterable[str | Sequence[str]]  # a file, or its sentences
+HELD_OUT = 20  # without a validation text, every 20th sentence is one
 
 
-class Model(QueryMethods, HMMLanguageModel):
-    """A trained HMM language model: scoring, queries, perplexity. Natural logarithms throughout."""
+def load(
+    run: str | Path, memory: int | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> HMMLanguageModel:
+    """Load the HMM of a run's folder.
 
-    def perplexity(self, path: str | Path, context: str | None = None, streams: int = 16) -> Report:
-        """The perplexity of a text file (one sentence a line), with its counts."""
-        text = encode(read_lines(path), self.vocabulary)
-        return evaluate(self, text, context or self.rule, streams)  # type: ignore[arg-type]
+    Args:
+        run: A folder made by `vlhmm train`, `vlhmm.train` or `HMMLanguageModel.save`.
+        memory: Bytes of transition tiles that may be kept while scoring.
+        dtype: Of the tables; float64 doubles memory and computes the last digits.
+        device: "cpu" or "cuda".
+
+    Returns:
+        The model best on the validation text.
+
+    Raises:
+        CheckpointError: The folder does not exist, is damaged, or holds no HMM (see `load_any`).
+
+    Example:
+        >>> vlhmm.load(run).score("the dog runs .") == model.score("the dog runs .")
+        True
+    """
+    model = load_any(run, memory, dtype, device)
+    if not isinstance(model, HMMLanguageModel):
+        raise CheckpointError(f"{run} holds a {type(model).__name__}, not an HMM; load it with vlhmm.load_any")
+    return model
 
 
-def load(run: str | Path, memory: int | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
-    """The model of a run folder: an HMM (`Model`) on that device, or a baseline, on the CPU, behind the same protocol."""
+def load_any(
+    run: str | Path, memory: int | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> LanguageModel:
+    """Load the model of a run's folder, whatever its kind: an HMM, or a baseline behind the same protocol."""
     path = Path(run)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; expected the folder of a run, made by vlhmm train --out {path}")
@@ -33,16 +72,159 @@ def load(run: str | Path, memory: int | None = None, dtype: torch.dtype = torch.
         from vlhmm.baselines import load_baseline
 
         return load_baseline(path)
-    hmm, folder, config = load_hmm(path)
+    folder = RunFolder(path)
+    config, _ = folder.config()
+    vocabulary = folder.vocabulary()
+    blocks = folder.blocks(vocabulary)
+    hmm = HMM(config.model, blocks)
+    factors, weights = folder.calibration(), folder.load_model()
+    load_into(hmm, scaled(weights, config.model, factors) if factors else weights, folder.model_path)
     with torch.no_grad():
         potentials = hmm.to(device, dtype).potentials()
-    tables = Tables(potentials, folder.blocks(folder.vocabulary()))
-    return Model(folder.vocabulary(), tables, config.training.context, memory or DEFAULT_MEMORY)
+    model = HMMLanguageModel(vocabulary, Tables(potentials, blocks), config.training.context, memory or DEFAULT_MEMORY)
+    model.folder = path
+    return model
 
 
 def is_baseline(path: Path) -> bool:
+    """Whether a run's folder holds a model of another kind than the HMM."""
     try:
         content = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False  # the HMM's own reader says what is wrong
     return isinstance(content, dict) and "kind" in content
+
+
+def train(
+    texts: Texts,
+    *,
+    valid: Texts | None = None,
+    states: int | None = None,
+    blocks: int | None = None,
+    epochs: float | None = None,
+    out: str | Path | None = None,
+    preset: str = "default",
+    settings: Mapping[str, Setting] | None = None,
+    max_vocab: int | None = None,
+    min_count: int = 1,
+    seed: int = 0,
+    time_limit: float | None = None,
+    memory: int | None = None,
+    device: str = "cpu",
+    progress: bool = True,
+) -> HMMLanguageModel:
+    """Train a model on sentences or on a file with one sentence per line.
+
+    Args:
+        texts: Sentences (strings split at blanks, or sequences of words), or the path of a file.
+        valid: A validation text in the same form, on which the best iteration is chosen. Without one, every 20th
+            sentence is held out for it.
+        states: Hidden states; the preset's number by default. A multiple of `blocks`.
+        blocks: Blocks of words; the preset's number by default.
+        epochs: Passes over the text; the preset's number by default.
+        out: A folder to train in; the same call goes on from its last checkpoint. Without one the run is temporary:
+            keep the model with `HMMLanguageModel.save`.
+        preset: A whole configuration, see `vlhmm train --help`.
+        settings: Single settings by dotted name, e.g. `{"training.state_dropout": 0.3}`, see docs/settings.md.
+        max_vocab: The most frequent words to keep; others become `<unk>`.
+        min_count: How often a word must occur to be kept.
+        seed: All randomness comes from it.
+        time_limit: Seconds after which training stops with a checkpoint.
+        memory: Bytes that training may take for its tables.
+        device: "cpu" or "cuda".
+        progress: Show a progress bar on standard error.
+
+    Returns:
+        The model best on the validation text.
+
+    Raises:
+        ConfigError: A setting is unknown or out of range.
+        DataError: A file is missing or empty, or there is too little text to hold any of it out.
+
+    Example:
+        >>> sentences = ["the dog runs .", "a cat sleeps ."] * 60
+        >>> model = vlhmm.train(sentences, states=8, blocks=4, epochs=2, preset="tiny", progress=False)
+        >>> model.tables.num_states
+        8
+    """
+    from vlhmm.training import trainer
+
+    changes: dict[str, Setting] = {"training.seed": seed}
+    named = {"model.num_states": states, "model.num_blocks": blocks, "training.epochs": epochs}
+    changes |= {name: value for name, value in named.items() if value is not None}
+    changes |= {"max_vocab": max_vocab, "min_count": min_count} | dict(settings or {})
+    config = override(preset_named(preset), [f"{name}={value}" for name, value in changes.items()])
+    corpus = corpus_of(texts, valid, max_vocab, min_count)
+    folder = Path(tempfile.mkdtemp(prefix="vlhmm-")) if out is None else Path(out)
+    try:
+        with training_bar(progress) as shown:
+            trainer.train(
+                corpus, config, folder, time_limit=time_limit, memory=memory, device=device, progress=shown
+            )  # fmt: skip
+        model = load(folder, device=device)
+    except BaseException:
+        if out is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if out is None:  # the folder is removed with the model
+        weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
+    return model
+
+
+def corpus_of(texts: Texts, valid: Texts | None, max_vocab: int | None, min_count: int) -> Corpus:
+    """The texts in one vocabulary, that of the training text; every 20th sentence held out if there is no other."""
+    if isinstance(texts, str | Path) and isinstance(valid, str | Path):
+        return load_texts(texts, valid, None, None, max_vocab, min_count)
+    lines = list(lines_of(texts))
+    if valid is None:
+        held_out = list(islice(lines, HELD_OUT - 1, None, HELD_OUT))
+        lines = [line for number, line in enumerate(lines, 1) if number % HELD_OUT]
+        if not held_out:
+            raise DataError(f"{len(lines)} sentences are too few to hold every {HELD_OUT}th out; give a valid text")
+    else:
+        held_out = list(lines_of(valid))
+    if not lines or not held_out:
+        raise DataError("there is no sentence to train on or to validate with; expected at least one of each")
+    vocabulary, train_text = learn(lines, max_vocab, min_count)
+    return Corpus("texts", vocabulary, train_text, encode(held_out, vocabulary), None)
+
+
+def lines_of(texts: Texts) -> Iterator[list[str]]:
+    if isinstance(texts, str | Path):
+        from vlhmm.data.text import read_lines
+
+        yield from read_lines(texts)
+        return
+    for number, line in enumerate(texts, 1):
+        if not isinstance(line, str | Sequence) or not all(isinstance(word, str) for word in line):
+            raise ConfigError(f"sentence {number} is a {type(line).__name__}, expected a string or a sequence of words")
+        yield line.split() if isinstance(line, str) else list(line)
+
+
+class training_bar:
+    """A progress bar for `train` on standard error; nothing where it is not a terminal or a notebook."""
+
+    def __init__(self, shown: bool) -> None:
+        self.shown = shown and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+
+    def __enter__(self) -> Callable[[Status], None] | None:
+        if not self.shown:
+            return None
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        self.bar = Progress(*columns, console=Console(stderr=True))
+        self.bar.start()
+        task = self.bar.add_task("training")
+
+        def show(status: Status) -> None:
+            valid = f", valid {status.valid:.1f}" if status.valid is not None else ""
+            description = f"epoch {status.epoch:.0f}/{status.epochs:g}{valid}"
+            self.bar.update(task, description=description, completed=status.step, total=status.total_steps)
+
+        return show
+
+    def __exit__(self, *_: object) -> None:
+        if self.shown:
+            self.bar.stop()

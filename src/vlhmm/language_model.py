@@ -1,19 +1,45 @@
-"""The HMM as a language model: vocabulary and cached tables behind the `LanguageModel` protocol."""
+"""The HMM as a language model: a vocabulary, the model's distributions and a context rule.
 
+Scoring batches of token ids follows the `LanguageModel` protocol that the baselines share. Every other method is an
+exact question in terms of words. Log-probabilities are natural logarithms (nats) throughout.
+"""
+
+import html
+import shutil
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from vlhmm import inference
 from vlhmm.components.chain_inputs import Carry, Pairs, last_carry, pair_codes
+from vlhmm.constraints.constraint import Constraint
+from vlhmm.data.text import encode, read_lines
+from vlhmm.data.user_text import DEFAULT_MEMORY as QUERY_MEMORY
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.distributions import Tables
-from vlhmm.errors import ConfigError
+from vlhmm.errors import CheckpointError, ConfigError
+from vlhmm.evaluation.perplexity import Report, Rule, evaluate
 from vlhmm.inference import Chain, Potentials
+from vlhmm.queries.decode import Decoding, Posteriors, decode, posteriors
+from vlhmm.queries.infill import BestFill, Fill, GapDistribution, Infilling, Scope, prepare
+from vlhmm.queries.information import Divergence, Estimate, entropy_rate, kl_on_text, phrase_probability
+from vlhmm.queries.next_word import WordDistribution, WordProbability, next_distribution, next_word
+from vlhmm.queries.prefix import State, begin
+from vlhmm.queries.sample import Sample, sample
+from vlhmm.queries.score import TokenScore, score, token_scores
+from vlhmm.queries.word_posterior import Surprise, spot, word_posterior, word_posteriors
 
 DEFAULT_MEMORY = 6 << 30  # bytes of transition tiles kept while scoring
+Words = str | Sequence[str]  # a text, split at blanks, or its words
+Seed = int | np.random.Generator | torch.Generator
+# What makes a model, of all that lies in a run's folder
+MODEL_FILES = ("config.json", "vocabulary.txt", "blocks.tsv", "model.safetensors", "calibration.json", "tokenizer.json")
 
 
 class TileCache:
@@ -76,28 +102,94 @@ class TileCache:
 
 
 class HMMLanguageModel:
-    """Exact log p(x_t | x_<t) of an HMM, with its distributional parameters computed once."""
+    """A hidden Markov language model that answers exact queries.
+
+    Made by `vlhmm.load` or `vlhmm.train`. Its probabilities are computed once, from the parameters of the run.
+
+    Args:
+        vocabulary: The words; a word beyond it is read as `<unk>`.
+        tables: p(z_1), p(z' | z) and p(x | z).
+        rule: The context rule. "reset": each line starts from p(z_1). "carry": the state runs on over line ends.
+        memory: Bytes of transition tiles kept while scoring.
+    """
 
     def __init__(
         self, vocabulary: Vocabulary, tables: Tables, rule: str = "reset", memory: int = DEFAULT_MEMORY
     ) -> None:
         self.vocabulary, self.tables, self.rule = vocabulary, tables, rule
+        self.folder: Path | None = None  # where its files lie, if it was loaded from some
         self.cache = TileCache(tables, memory)
         if len(vocabulary) != tables.vocab_size:
             raise ConfigError(
                 f"the vocabulary has {len(vocabulary):,} words, the model {tables.vocab_size:,}; they belong to different runs"
             )
 
+    # ---- what it is
+
+    def __repr__(self) -> str:
+        return "HMMLanguageModel(" + ", ".join(f"{name}={value}" for name, value in self._about().items()) + ")"
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
+            for name, value in self._about().items()
+        )
+        return f"<table><caption>HMM language model</caption>{cells}</table>"
+
+    def _about(self) -> dict[str, str]:
+        tables = self.tables
+        about = {
+            "states": f"{tables.num_states:,}",
+            "blocks": f"{tables.num_groups:,}",
+            "vocabulary": f"{len(self.vocabulary):,}",
+            "transitions": type(tables.transition).__name__,
+            "context": self.rule,
+        }
+        return about | ({"folder": str(self.folder)} if self.folder is not None else {})
+
+    def save(self, path: str | Path) -> Path:
+        """Copy the files that make this model into a new folder, from which `vlhmm.load` reads it.
+
+        Args:
+            path: A folder that does not exist yet, or is empty.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ConfigError: The folder is not empty, or the model was not loaded from files.
+
+        Example:
+            >>> vlhmm.load(model.save(tmp / "copy")).score("the dog runs .") == model.score("the dog runs .")
+            True
+        """
+        if self.folder is None:
+            raise ConfigError(
+                "this model was put together in memory, not trained or loaded; there are no files to save"
+            )
+        target = Path(path)
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise ConfigError(f"{target} exists and is not an empty folder; choose another path")
+        names = [name for name in (*MODEL_FILES, "manifest.json") if (self.folder / name).exists()]
+        if "model.safetensors" not in names:
+            raise CheckpointError(f"{self.folder} has no model.safetensors any more; load the model again")
+        target.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            shutil.copyfile(self.folder / name, target / name)
+        return target
+
+    # ---- the LanguageModel protocol
+
     def start(self, batch_size: int) -> Carry:
-        """Before the first token: p(z_1 | z_0) comes next."""
+        """Return the filter state before the first token, for each row of a batch."""
         group = torch.full((batch_size,), -1, dtype=torch.long, device=self.tables.device)
         alpha = torch.zeros(
             batch_size, self.tables.states_per_block, dtype=self.tables.dtype, device=self.tables.device
         )
         return Carry(group, alpha)
 
-    def score(self, tokens: Tensor, lengths: Tensor, carry: Carry) -> tuple[Float[Tensor, "batch time"], Carry]:
-        """log p(x_t | x_<t) in float64, and the filtered posterior after each row."""
+    def score_batch(self, tokens: Tensor, lengths: Tensor, carry: Carry) -> tuple[Float[Tensor, "batch time"], Carry]:
+        """Return log p(x_t | x_<t) in float64, and the filter state after each row. O(T K^2) per row."""
         tokens, lengths = tokens.to(self.tables.device), lengths.to(self.tables.device)
         chain = self.chain(tokens, lengths, carry)
         if chain is None:  # more tiles than the budget holds: one half of the time at a time
@@ -107,8 +199,8 @@ class HMMLanguageModel:
                     "rows needs more; raise --memory or score fewer rows at once"
                 )
             half = tokens.shape[1] // 2
-            left, carry = self.score(tokens[:, :half], lengths.clamp(max=half), carry)
-            right, carry = self.score(tokens[:, half:], (lengths - half).clamp(min=0), carry)
+            left, carry = self.score_batch(tokens[:, :half], lengths.clamp(max=half), carry)
+            right, carry = self.score_batch(tokens[:, half:], (lengths - half).clamp(min=0), carry)
             return torch.cat([left, right], dim=1), carry
         passed = inference.forward(self.potentials, chain, carry.alpha)
         return passed.log_scale, last_carry(passed.alpha, chain.start_of, lengths, carry)
@@ -126,3 +218,387 @@ class HMMLanguageModel:
         live = torch.arange(tokens.shape[1], device=tokens.device)[None] < lengths[:, None]
         edge_of = self.cache.edges(codes, live)
         return None if edge_of is None else Chain(groups[tokens], tokens, edge_of, lengths)
+
+    # ---- scores
+
+    def score(self, text: Words, eos: bool = True) -> float:
+        """Return log p(text) in nats, summed over every state path. O(T K^2).
+
+        Args:
+            text: Words separated by blanks, or a sequence of words. Words beyond the vocabulary are read as `<unk>`.
+            eos: Whether the text ends there: the `<eos>` after it is part of the probability.
+
+        Returns:
+            The log-probability; -inf for a text the model cannot emit.
+
+        Example:
+            >>> round(model.score("the dog runs ."), 2) < 0
+            True
+        """
+        return score(self, text, eos)
+
+    def token_scores(self, text: Words, eos: bool = True) -> list[TokenScore]:
+        """Return log p(x_t | x_<t) of every token. O(T K^2).
+
+        Args:
+            text: As for `score`.
+            eos: Whether the `<eos>` after the text is scored too.
+
+        Returns:
+            One `TokenScore` per token; their sum is `score(text)`.
+
+        Example:
+            >>> [token.word for token in model.token_scores("the dog runs .")]
+            ['the', 'dog', 'runs', '.', '<eos>']
+        """
+        return token_scores(self, text, eos)
+
+    def perplexity(self, path: str | Path, context: Rule | None = None, streams: int = 16) -> Report:
+        """Return the perplexity of a text file, one sentence per line, with every count it depends on.
+
+        Args:
+            path: A text file, UTF-8, or gzip.
+            context: "reset" or "carry"; by default the rule the model was trained with.
+            streams: Parallel streams under "carry".
+
+        Returns:
+            exp(-log p / tokens) in `.perplexity`; tokens are the words and one `<eos>` per line.
+
+        Raises:
+            DataError: The file is missing, empty or not UTF-8.
+
+        Example:
+            >>> model.perplexity(text_file).tokens
+            120
+        """
+        text = encode(read_lines(path), self.vocabulary)
+        return evaluate(self, text, context or self.rule, streams)  # type: ignore[arg-type]
+
+    # ---- the next word
+
+    def begin(self) -> State:
+        """Return the position before the first word: a value with `.step(word)` and `.next_word(top_k)`.
+
+        Example:
+            >>> model.begin().step("the").step("dog").num_words
+            2
+        """
+        return begin(self)
+
+    def next_word(self, context: Words = "", top_k: int | None = None) -> list[WordProbability]:
+        """Return p(x | context) of the most probable words. O(K |Z|) after reading the context.
+
+        Args:
+            context: The words before. The distribution includes `<eos>`: the text may end here.
+            top_k: How many words; all of them by default.
+
+        Returns:
+            Words with their log-probabilities, most probable first.
+
+        Raises:
+            QueryError: The context has probability zero.
+
+        Example:
+            >>> len(model.next_word("the", top_k=3))
+            3
+        """
+        return next_word(self, context, top_k)
+
+    def next_distribution(self, context: Words = "") -> WordDistribution:
+        """Return p(x | context) of every word, `<eos>` included.
+
+        Example:
+            >>> round(float(model.next_distribution("the dog").probabilities.sum()), 6)
+            1.0
+        """
+        return next_distribution(self, context)
+
+    # ---- generation
+
+    def sample(
+        self,
+        n: int = 1,
+        prompt: Words = "",
+        *,
+        max_tokens: int = 100,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        constraint: Constraint | None = None,
+        scope: Scope = "text",
+        scores: bool = False,
+        seed: Seed = 0,
+        memory: int = QUERY_MEMORY,
+    ) -> list[Sample]:
+        """Draw texts that begin with a prompt.
+
+        Without temperature, top_k and top_p the draws are exact: from p(text | prompt), or, with a constraint, from
+        p(text | prompt, constraint, the text ends within max_tokens).
+
+        Args:
+            n: How many texts.
+            prompt: The words each begins with.
+            max_tokens: Words after the prompt, at most.
+            temperature: Exponent 1/temperature on the next-word distribution; not exact unless 1.
+            top_k: Draw from the k most probable next words only.
+            top_p: Draw from the most probable next words with this total probability only.
+            constraint: What each text must satisfy, see `vlhmm.constraints`.
+            scope: Whether the constraint speaks of the whole "text" or of the drawn words alone ("gaps").
+            scores: Compute log p(drawn words | prompt) of each; with a constraint it is given that too.
+            seed: An integer, or a NumPy or torch generator.
+            memory: Bytes that a constraint's messages may take.
+
+        Returns:
+            The samples, each with `.text`, `.words`, `.ended`, `.exact` and `.log_prob`.
+
+        Raises:
+            QueryError: The prompt has probability zero, or the constraint cannot be satisfied.
+
+        Example:
+            >>> len(model.sample(2, prompt="the", seed=1))
+            2
+        """
+        return sample(
+            self, n, prompt, max_tokens, temperature, top_k, top_p, constraint, scope, scores, seed, memory
+        )  # fmt: skip
+
+    def gaps(
+        self,
+        text: Words,
+        *,
+        constraint: Constraint | None = None,
+        scope: Scope = "text",
+        eos: bool = True,
+        allow_eos: bool = False,
+        memory: int = QUERY_MEMORY,
+    ) -> Infilling:
+        """Prepare a text with gaps once, to ask it several questions: `.sample`, `.best`, `.marginals`, `.log_prob`.
+
+        Args and Raises: as for `infill`.
+
+        Example:
+            >>> len(model.gaps("the [MASK] runs .").sample(3, seed=1))
+            3
+        """
+        return prepare(self, text, constraint, scope, eos, allow_eos, memory)
+
+    def infill(
+        self,
+        text: Words,
+        n: int = 1,
+        *,
+        constraint: Constraint | None = None,
+        scope: Scope = "text",
+        eos: bool = True,
+        allow_eos: bool = False,
+        seed: Seed = 0,
+        memory: int = QUERY_MEMORY,
+    ) -> list[Fill]:
+        """Draw fills of the gaps from p(fill | all other words, lengths in range, constraint), exactly.
+
+        Args:
+            text: Words and gaps: `[MASK]` is one word, `[MASK:2-4]` two to four.
+            n: How many fills.
+            constraint: What the result must satisfy, see `vlhmm.constraints`.
+            scope: Whether the constraint speaks of the whole "text" or of the filled words alone ("gaps").
+            eos: Whether the text ends after its last word.
+            allow_eos: Whether a gap may hold an `<eos>`.
+            seed: An integer, or a NumPy or torch generator.
+            memory: Bytes that the messages may take.
+
+        Returns:
+            Fills with `.text`, `.gaps` and `.log_prob`, the log-probability of the fill given everything else.
+
+        Raises:
+            QueryError: No gap, an impossible text or constraint, or more memory than allowed.
+
+        Example:
+            >>> model.infill("the [MASK:1-2] runs .", n=2, seed=1)[0].text.endswith("runs .")
+            True
+        """
+        return self.gaps(text, constraint=constraint, scope=scope, eos=eos, allow_eos=allow_eos, memory=memory).sample(
+            n, seed
+        )
+
+    def best_fill(
+        self,
+        text: Words,
+        *,
+        constraint: Constraint | None = None,
+        scope: Scope = "text",
+        eos: bool = True,
+        allow_eos: bool = False,
+        memory: int = QUERY_MEMORY,
+    ) -> BestFill:
+        """Return the most probable word of a single one-word gap, or else the fill on the most probable state path.
+
+        `.criterion` says which. Args and Raises: as for `infill`.
+
+        Example:
+            >>> model.best_fill("the [MASK] runs .").criterion
+            'most probable word'
+        """
+        return self.gaps(text, constraint=constraint, scope=scope, eos=eos, allow_eos=allow_eos, memory=memory).best()
+
+    def gap_distributions(
+        self,
+        text: Words,
+        *,
+        constraint: Constraint | None = None,
+        scope: Scope = "text",
+        eos: bool = True,
+        allow_eos: bool = False,
+        memory: int = QUERY_MEMORY,
+    ) -> list[GapDistribution]:
+        """Return each gap's distribution of lengths and, given its length, of each of its words.
+
+        Args and Raises: as for `infill`.
+
+        Example:
+            >>> [round(sum(gap.lengths.values()), 6) for gap in model.gap_distributions("the [MASK:1-2] runs .")]
+            [1.0]
+        """
+        return self.gaps(
+            text, constraint=constraint, scope=scope, eos=eos, allow_eos=allow_eos, memory=memory
+        ).marginals()
+
+    # ---- words given both sides
+
+    def word_posterior(self, text: Words, position: int, eos: bool = True, allow_eos: bool = False) -> WordDistribution:
+        """Return p(x_t | all other words) for one position. One pass over the transitions.
+
+        Args:
+            text: The words; the one at `position` is ignored.
+            position: 0 is the first word, -1 the last.
+            eos: Whether the text ends there.
+            allow_eos: Whether `<eos>` is among the alternatives.
+
+        Returns:
+            A distribution over the vocabulary.
+
+        Raises:
+            QueryError: The position is outside the text, or the other words have probability zero.
+
+        Example:
+            >>> round(float(model.word_posterior("the dog runs .", 1).probabilities.sum()), 6)
+            1.0
+        """
+        return word_posterior(self, text, position, eos, allow_eos)
+
+    def word_posteriors(
+        self, text: Words, eos: bool = True, allow_eos: bool = False, memory: int = QUERY_MEMORY
+    ) -> Iterator[WordDistribution]:
+        """Yield `word_posterior` of every position, in order.
+
+        Example:
+            >>> len(list(model.word_posteriors("the dog runs .")))
+            4
+        """
+        return word_posteriors(self, text, eos, allow_eos, memory)
+
+    def surprisal(self, text: Words, top_k: int = 5, eos: bool = True) -> list[Surprise]:
+        """Return the words of a text with -log p(word | all other words), least expected first.
+
+        Args:
+            text: The words.
+            top_k: How many expected words are listed for each.
+            eos: Whether the text ends there.
+
+        Returns:
+            One `Surprise` per word; `<eos>` is not among the alternatives.
+
+        Example:
+            >>> len(model.surprisal("the dog runs ."))
+            4
+        """
+        return spot(self, text, top_k, eos)
+
+    # ---- hidden states
+
+    def decode(
+        self, text: Words, method: Literal["viterbi", "posterior"] = "viterbi", k: int = 1, eos: bool = True
+    ) -> list[Decoding]:
+        """Return the k most probable state paths, or the most probable state of each word.
+
+        Args:
+            text: The words.
+            method: "viterbi": argmax of p(z, x), O(T K^2 k). "posterior": argmax of p(z_t | x) for each t.
+            k: How many paths, for "viterbi".
+            eos: Whether the text ends there; the state of `<eos>` is summed over.
+
+        Returns:
+            Decodings with `.states`, `.log_prob` (joint, for "viterbi") and `.posteriors`.
+
+        Raises:
+            QueryError: The text is empty or has probability zero.
+
+        Example:
+            >>> len(model.decode("the dog runs .")[0].states)
+            4
+        """
+        return decode(self, text, method, k, eos)
+
+    def posteriors(self, text: Words, eos: bool = True) -> Posteriors:
+        """Return the filter p(z_t | x_<=t) and the smoother p(z_t | x) of every word. O(T K^2).
+
+        Args:
+            text: The words.
+            eos: Whether the text ends there.
+
+        Returns:
+            `.states`, the ids that each word may have, and `.filtered` and `.smoothed` over them.
+
+        Raises:
+            QueryError: The text is empty or has probability zero.
+
+        Example:
+            >>> model.posteriors("the dog runs .").smoothed.sum(1).round(decimals=6).tolist()
+            [1.0, 1.0, 1.0, 1.0]
+        """
+        return posteriors(self, text, eos)
+
+    # ---- information
+
+    def entropy_rate(self, streams: int = 64, tokens: int = 256, seed: Seed = 0) -> Estimate:
+        """Estimate the entropy of the model's own text, in nats per token, with its standard error.
+
+        No closed form is known for an HMM: this averages -log p(x) / n over sampled streams.
+
+        Example:
+            >>> model.entropy_rate(streams=4, tokens=20).num_streams
+            4
+        """
+        return entropy_rate(self, streams, tokens, seed)
+
+    def phrase_probability(
+        self,
+        phrase: Words,
+        num_words: int,
+        context: Words = "",
+        allow_eos: bool = True,
+        memory: int = QUERY_MEMORY,
+    ) -> list[float]:
+        """Return p(the phrase stands somewhere in the next n tokens | context) for n = 1 .. num_words, exactly.
+
+        Args:
+            phrase: The words.
+            num_words: The largest n. One pass over the transitions per token.
+            context: The words before.
+            allow_eos: Whether the phrase may come after an `<eos>`; the `<eos>` is one of the tokens.
+            memory: Bytes that the messages may take.
+
+        Example:
+            >>> p = model.phrase_probability("dog", 5)
+            >>> p == sorted(p)
+            True
+        """
+        return phrase_probability(self, phrase, num_words, context, allow_eos, memory)
+
+    def kl_divergence(self, other: "HMMLanguageModel", text: Words) -> Divergence:
+        """Return the mean KL divergence of next-word distributions from another model's over the prefixes of a text.
+
+        Example:
+            >>> model.kl_divergence(model, "the dog runs .").kl
+            0.0
+        """
+        return kl_on_text(self, other, text)

@@ -71,7 +71,7 @@ class KneserNey:
         """The sentence start, `batch_size` times."""
         return torch.full((batch_size, self.order - 1), len(self.vocabulary), dtype=torch.int64)
 
-    def score(self, tokens: Tensor, lengths: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
+    def score_batch(self, tokens: Tensor, lengths: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
         """log p(x_t | x_<t), float64 (B, T), zero beyond `lengths`; and each row's last order-1 words."""
         _, time = tokens.shape
         inside = np.arange(time) < lengths.cpu().numpy()[:, None]

@@ -54,7 +54,7 @@ class NeuralLanguageModel(nn.Module, ABC):
         return cross_entropy(hidden[inside], self.embedding, self.bias, tokens[inside]), carry
 
     @torch.no_grad()
-    def score(self, tokens: Tensor, lengths: Tensor, carry: Any) -> tuple[Tensor, Any]:
+    def score_batch(self, tokens: Tensor, lengths: Tensor, carry: Any) -> tuple[Tensor, Any]:
         """log p(x_t | x_<t), float64 (B, T), zero beyond `lengths`; and the carry after each row."""
         log_prob = torch.zeros(tokens.shape, dtype=torch.float64)
         inside = _inside(tokens, lengths)
@@ -82,7 +82,7 @@ class NeuralLanguageModel(nn.Module, ABC):
     def next_word_distribution(self, context_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """p(. | context), float64 (V,), where the context is all words since the start of the text."""
         context = torch.as_tensor(np.asarray(context_ids, dtype=np.int64).reshape(1, -1))
-        _, carry = self.score(context, torch.tensor([context.shape[1]]), self.start(1))
+        _, carry = self.score_batch(context, torch.tensor([context.shape[1]]), self.start(1))
         anything = torch.zeros(1, 1, dtype=torch.int64)  # h_t does not see the word it predicts
         hidden, _ = self.hidden(anything, torch.ones(1, dtype=torch.int64), carry, None)
         logits = torch.addmm(self.bias, hidden[0], self.embedding.t())[0]

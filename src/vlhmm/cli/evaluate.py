@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     import vlhmm
     from vlhmm.evaluation.perplexity import evaluate
 
-    model = vlhmm.load(args.run_folder, memory=args.memory, device=device)
+    model = vlhmm.load_any(args.run_folder, memory=args.memory, device=device)
     rule = args.context or model.rule
     reports = []
     for name, text in load_run_texts(model, args.files, args.data_dir):

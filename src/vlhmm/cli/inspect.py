@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.analysis import inspect as inspection
     from vlhmm.analysis.stationary import usage_of
 
-    model = vlhmm.load(args.run_folder, memory=args.memory, device=device)
+    model = vlhmm.load_any(args.run_folder, memory=args.memory, device=device)
     if not hasattr(model, "tables"):
         raise QueryError(f"{args.run_folder} is a baseline, which has no states; inspect takes a run of vlhmm train")
     refuse(model, args.kind, subject, args.top, inspection)  # before the usage is found: that takes its time

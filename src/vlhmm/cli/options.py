@@ -99,7 +99,7 @@ def load_model(args: argparse.Namespace, run_folder: str | None = None) -> Any:
     import vlhmm
 
     folder = run_folder or args.run_folder
-    model = vlhmm.load(folder, memory=args.memory, device=device)
+    model = vlhmm.load_any(folder, memory=args.memory, device=device)
     if not hasattr(model, "tables"):
         raise ConfigError(f"{folder} holds a baseline, which has no hidden states to ask; give a run of vlhmm train")
     return model

@@ -73,7 +73,7 @@ def token_log_probs(
     for batch, start in zip(batches, starts, strict=True):
         if not batch.continues or carry is None:
             carry = model.start(len(batch.lengths))
-        log_prob, carry = model.score(batch.tokens, batch.lengths, carry)
+        log_prob, carry = model.score_batch(batch.tokens, batch.lengths, carry)
         time = np.arange(batch.tokens.shape[1])
         live = time[None] < batch.lengths.numpy()[:, None]
         result[(start[:, None] + time)[live]] = log_prob.cpu().numpy()[live]

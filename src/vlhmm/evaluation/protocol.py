@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vlhmm.data.vocabulary import Vocabulary
 
-Carry = Any  # each model's own state between two calls of `score`; opaque to callers
+Carry = Any  # each model's own state between two calls of `score_batch`; opaque to callers
 
 
 @runtime_checkable
@@ -19,6 +19,6 @@ class LanguageModel(Protocol):
         """The state before the first token of a text, `batch_size` times."""
         ...
 
-    def score(self, tokens: Tensor, lengths: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+    def score_batch(self, tokens: Tensor, lengths: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         """log p(x_t | x_<t) in float64, (B, T), zero beyond `lengths`; and the state after each row."""
         ...

@@ -5,7 +5,7 @@ estimated has its standard error.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -124,7 +124,8 @@ def _without(value: Value, states: np.ndarray) -> Value:
     return Value(row_index(len(value.row_of), left), kept, fresh)
 
 
-class Divergence(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Divergence(Result):
     """How far model q is from model p along a text."""
 
     kl: float  # mean over tokens of KL(p(. | x_<t) || q(. | x_<t)), nats; exact for these contexts
