@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from vlhmm.config import unknown
 from vlhmm.errors import ConfigError, VlhmmError
+from vlhmm.malloc import keep_freed_memory
 
 VERBS = {  # in the order of --help; a verb's module is imported when it is needed
     "demo": "train and show a model on the embedded corpus, in minutes",
@@ -87,15 +88,7 @@ def prepare_process() -> None:
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
-    if sys.platform == "linux":
-        import ctypes
-
-        try:
-            libc = ctypes.CDLL("libc.so.6")
-            libc.mallopt(-4, 0)  # M_MMAP_MAX: large blocks from the heap too
-            libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: never handed back
-        except (OSError, AttributeError):
-            pass  # another C library: slower, nothing else
+    keep_freed_memory()
 
 
 def parse(arguments: list[str], verb: str | None) -> argparse.Namespace:
