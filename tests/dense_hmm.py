@@ -35,16 +35,16 @@ class DenseTables:
         return dense
 
     def advance(self, alpha):
-        return alpha @ self.A
+        return alpha @ self.A.to(alpha.dtype)
 
     def advance_from(self, groups, alpha):
-        return self._spread(groups, alpha) @ self.A
+        return self._spread(groups, alpha) @ self.A.to(alpha.dtype)
 
     def retreat(self, beta):
-        return beta @ self.A.T
+        return beta @ self.A.T.to(beta.dtype)
 
     def retreat_to(self, groups, beta):
-        return self._spread(groups, beta) @ self.A.T
+        return self._spread(groups, beta) @ self.A.T.to(beta.dtype)
 
     def tile(self, g, g2):
         return self.A[self.states_of_group[g]][:, self.states_of_group[g2]]
@@ -53,10 +53,17 @@ class DenseTables:
         return torch.stack([self.tile(g, g2) for g, g2 in zip(sources.tolist(), targets.tolist(), strict=True)])
 
     def emit(self, predicted):
-        return predicted @ self.O
+        return predicted @ self.O.to(predicted.dtype)
 
     def rows(self, states):
         return self.A[states]
+
+    def normalized_rows(self, states, dtype):
+        return self.A[states].to(dtype)
+
+    @property
+    def emission_total(self):
+        return torch.ones(self.num_states, dtype=torch.float64)
 
     def dense(self):
         return self.A, self.O

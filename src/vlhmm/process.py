@@ -3,8 +3,8 @@
 Input:  `Tables` (any dtype), the id of <eos>, the context rule.
 Output: `Process`, through which every query reads the model; float64 in, float64 out.
 
-Tables may hold float32. A message is scaled row by row before it goes through them and scaled back
-afterwards, so that no message is too small for the tables' type. Under the rule "reset" the chain starts
+Tables may hold float32. Every sum over states is taken in float64, over rows that are normalized in float64, so that
+no probability mass is lost on the way. Under the rule "reset" the chain starts
 afresh after an <eos>: `restarts` says so, and whoever walks the chain asks it.
 """
 
@@ -36,6 +36,7 @@ class Process:
         self.group_of_word: Tensor = torch.as_tensor(tables.group_of_word, device=self.device).long()
         self.states_of_group: Tensor = torch.as_tensor(tables.states_of_group, device=self.device).long()
         self.start: Tensor = tables.start.reshape(-1).double()
+        self.start = self.start / self.start.sum()
         self._tiles: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
         self._group_of_word = self.group_of_word.tolist()
 
@@ -51,7 +52,7 @@ class Process:
 
     def emission(self, word: int) -> Tensor:
         """(K,) p(word | z) for z in `states(word)`."""
-        return self.tables.emission[word].double()
+        return self.tables.emission[word].double() / self.tables.emission_total[self.states(word)]
 
     def start_at(self, word: int) -> Tensor:
         """(K,) p(z_1 = z) for z in `states(word)`."""
@@ -93,30 +94,29 @@ class Process:
 
     def advance(self, alpha: Tensor) -> Tensor:
         """(n, S) alpha A."""
-        return self._through(self.tables.advance, alpha)
+        return self.tables.advance(alpha.double())
 
     def retreat(self, beta: Tensor) -> Tensor:
         """(n, S) sum_z' p(z' | z) beta(z')."""
-        return self._through(self.tables.retreat, beta)
+        return self.tables.retreat(beta.double())
 
     def advance_from(self, groups: Sequence[int], alpha: Tensor) -> Tensor:
         """(n, S) alpha A where row i lives on the states of groups[i]; alpha is (n, K)."""
         index = torch.as_tensor(groups, device=self.device).long()
-        return self._through(lambda rows: self.tables.advance_from(index, rows), alpha)
+        return self.tables.advance_from(index, alpha.double())
 
     def retreat_to(self, groups: Sequence[int], beta: Tensor) -> Tensor:
         """(n, S) sum_z' p(z' | z) beta(z') where row i lives on the states of groups[i]; beta is (n, K)."""
         index = torch.as_tensor(groups, device=self.device).long()
-        return self._through(lambda rows: self.tables.retreat_to(index, rows), beta)
+        return self.tables.retreat_to(index, beta.double())
 
     def retreat_at(self, group: int, beta: Tensor) -> Tensor:
         """(n, K) sum_z' p(z' | z) beta(z') for z in one group only; beta is (n, S). One pass over K rows."""
-        rows = self.tables.rows(self.states_of_group[group])
-        return self._through(lambda scaled: scaled @ rows.T, beta, len(rows))
+        return beta.double() @ self.rows(self.states_of_group[group]).T
 
     def rows(self, states: Tensor) -> Tensor:
         """(n, S) p(z' | z) for each z of `states`."""
-        return self.tables.rows(states).double()
+        return self.tables.normalized_rows(states, torch.float64)
 
     def row_chunks(self, num_rows: int) -> list[slice]:
         """Slices of so many rows of S float64 that a chunk stays small."""
@@ -125,14 +125,7 @@ class Process:
 
     def emit(self, weights: Tensor) -> Tensor:
         """(n, V) sum_z weights(z) p(x | z)."""
-        return self._through(self.tables.emit, weights, self.vocab_size)
-
-    def _through(self, table_map: Any, rows: Tensor, width: int | None = None) -> Tensor:
-        if not len(rows):
-            return rows.new_zeros(0, self.num_states if width is None else width)
-        top = rows.amax(dim=1, keepdim=True)
-        scaled = rows / torch.where(top > 0, top, torch.ones_like(top))
-        return table_map(scaled.to(self.dtype)).double() * top
+        return self.tables.emit(weights.double())
 
     # ---- what states emit
 
@@ -149,7 +142,7 @@ class Process:
         for part in words.split(8192):
             where = self.states_of_group[self.group_of_word[part]].reshape(-1)
             total.scatter_reduce_(0, where, self.tables.emission[part].double().reshape(-1), reduce)
-        return total
+        return total / self.tables.emission_total
 
     @cached_property
     def emitted(self) -> "Emitted":
@@ -165,7 +158,7 @@ class Emitted:
         state = process.states_of_group[process.group_of_word].reshape(-1)
         order = state.argsort(stable=True)
         self.word = torch.div(order, size, rounding_mode="floor")
-        self.probability = process.tables.emission.reshape(-1)[order].double()
+        self.probability = process.tables.emission.reshape(-1)[order].double() / process.tables.emission_total[state[order]]
         counts = torch.bincount(state, minlength=process.num_states)
         self.first = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 

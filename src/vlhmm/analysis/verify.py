@@ -23,6 +23,7 @@ from vlhmm.queries.sequence import forward
 from vlhmm.queries.word_posterior import word_posterior
 
 _MAX_PATHS = 1 << 22
+_MASS_STEPS, _MASS_STATES = 100, 1 << 12  # larger models take a tenth of the steps: each one makes all of A
 
 
 class Check(NamedTuple):
@@ -53,6 +54,7 @@ def verify(model: Any, num_texts: int = 3, seed: int = 0, progress: Callable[[st
     loose, tight = (1e-4, 1e-9) if single else (1e-9, 1e-9)
     steps: list[tuple[str, float, Callable[[], list[float]]]] = [
         ("the parameters are distributions", loose, lambda: _normalized(model, seed)),
+        ("mass kept over many steps", tight, lambda: _mass(model)),
         ("next words sum to one", loose, lambda: _sums(model, texts)),
         ("chain rule equals score", loose * 10, lambda: _chain_rule(model, texts)),
         ("state values equal score", tight * 1000, lambda: _steps(model, texts)),
@@ -90,6 +92,16 @@ def _normalized(model: Any, seed: int) -> list[float]:
     reached = process.start > 0
     every = process.class_emission(torch.arange(process.vocab_size, device=process.device))[reached]
     return [*(rows - 1).abs().tolist(), abs(float(process.start.sum()) - 1), *(every - 1).abs().tolist()]
+
+
+def _mass(model: Any) -> list[float]:
+    """|1 - sum_z p(z_t = z)| and |1 - sum_x p(x_t = x)| after each of up to 100 steps of the chain from its start."""
+    process = process_of(model)
+    alpha, found = process.start[None], []
+    for _ in range(_MASS_STEPS if process.num_states <= _MASS_STATES else _MASS_STEPS // 10):
+        alpha = process.advance(alpha)
+        found += [abs(float(alpha.sum()) - 1), abs(float(process.emit(alpha).sum()) - 1)]
+    return found
 
 
 def _sums(model: Any, texts: list[list[int]]) -> list[float]:
