@@ -1,0 +1,182 @@
+"""Constraints on the text a language model writes, combined by & | ~.
+
+Input:  words, regular expressions, JSON schemas.
+Output: `TextConstraint`, which compiles to a minimal `ByteAutomaton` of the whole generated text (without the prompt).
+
+A word character is an ASCII letter, digit or underscore, or any character of U+00C0-U+1FFF and U+3040-U+D7FF (letters
+of nearly every script; punctuation, symbols and emoji lie elsewhere). The blocks stand for Unicode's own property,
+which would make every automaton twenty times larger.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import reduce
+
+from vlhmm.errors import ConfigError, QueryError
+from vlhmm.steering import byte_automaton
+from vlhmm.steering.byte_automaton import MAX_STATES, ByteAutomaton
+
+_WORD = "0-9A-Za-z_\u00c0-\u1fff\u3040-\ud7ff"
+_SPACE = r" \t\n\r\f\v"
+_SPECIAL = set(r"\.+*?()|[]{}^$#&-~/")
+
+
+class TextConstraint:
+    """A regular set of texts. `&` both, `|` either, `~` not.
+
+    Example:
+        >>> constraint = must_include("park", ["dog", "dogs"]) & words(5, 12)
+        >>> constraint.accepts("two dogs ran to the park")
+        True
+    """
+
+    def __init__(self, description: str, automaton: ByteAutomaton, max_states: int = MAX_STATES) -> None:
+        byte_automaton.check_size(automaton, max_states)
+        self.description, self.automaton, self.max_states = description, automaton, max_states
+
+    def __and__(self, other: "TextConstraint") -> "TextConstraint":
+        limit = max(self.max_states, other.max_states)
+        return TextConstraint(
+            f"({self.description} & {other.description})",
+            byte_automaton.intersection(self.automaton, other.automaton, limit),
+            limit,
+        )
+
+    def __or__(self, other: "TextConstraint") -> "TextConstraint":
+        limit = max(self.max_states, other.max_states)
+        return TextConstraint(
+            f"({self.description} | {other.description})",
+            byte_automaton.union(self.automaton, other.automaton, limit),
+            limit,
+        )
+
+    def __invert__(self) -> "TextConstraint":
+        return TextConstraint(
+            f"~{self.description}", byte_automaton.complement(self.automaton, self.max_states), self.max_states
+        )
+
+    def __repr__(self) -> str:
+        return f"TextConstraint({self.description}, {self.automaton.num_states} states)"
+
+    def accepts(self, text: str | bytes) -> bool:
+        """Whether the whole text meets the constraint."""
+        return self.automaton.accepts(text)
+
+
+def anything() -> TextConstraint:
+    """Every valid text: only the end within the token budget is required."""
+    return TextConstraint("anything()", byte_automaton.any_text())
+
+
+def regex(pattern: str, max_states: int = MAX_STATES) -> TextConstraint:
+    """The whole text matches the pattern (Rust syntax; `.` does not match a newline unless (?s) is set)."""
+    return TextConstraint(f"regex({pattern!r})", byte_automaton.from_regex(pattern), max_states)
+
+
+def choice(*options: str) -> TextConstraint:
+    """The text is one of the options."""
+    _check_texts("choice", options)
+    return TextConstraint(f"choice{options!r}", byte_automaton.from_regex(_alternatives(options)))
+
+
+def json_schema(schema: str | dict[str, object], max_states: int = MAX_STATES) -> TextConstraint:
+    """The text is a JSON value of that schema (as `outlines-core` turns it into a regular expression)."""
+    try:
+        from outlines_core.json_schema import build_regex_from_schema
+    except ImportError:
+        raise ConfigError("constraints on text need outlines-core: pip install 'vlhmm[llm]'") from None
+    source = schema if isinstance(schema, str) else json.dumps(schema)
+    try:
+        pattern = build_regex_from_schema(source)
+    except (ValueError, TypeError) as error:
+        raise QueryError(f"cannot use the JSON schema: {' '.join(str(error).split())[:160]}") from None
+    return TextConstraint("json_schema(...)", byte_automaton.from_regex(pattern), max_states)
+
+
+def must_include(*items: str | Sequence[str], any_case: bool = False, max_states: int = MAX_STATES) -> TextConstraint:
+    """The text has every item, or one of the alternatives where an item is a list; at word boundaries.
+
+    The minimal automaton has about 2^items * letters states.
+    """
+    if not items:
+        raise QueryError("must_include needs at least one word")
+    parts = []
+    for item in items:
+        alternatives = [item] if isinstance(item, str) else list(item)
+        parts.append(TextConstraint(f"must_include({item!r})", _including(alternatives, any_case), max_states))
+    whole = reduce(lambda left, right: left & right, parts)
+    whole.description = f"must_include{items!r}"
+    return whole
+
+
+def must_not(*items: str, any_case: bool = False, max_states: int = MAX_STATES) -> TextConstraint:
+    """The text has none of the words or phrases, at word boundaries."""
+    if not items:
+        raise QueryError("must_not needs at least one word")
+    refused = byte_automaton.complement(_including(items, any_case), max_states)
+    return TextConstraint(f"must_not{items!r}", refused, max_states)
+
+
+def words(low: int, high: int | None = None) -> TextConstraint:
+    """The text has `low` to `high` words: runs of characters between white space. None: no upper limit."""
+    if low < 0 or (high is not None and high < low):
+        raise QueryError(f"words({low}, {high}): expected 0 <= low <= high")
+    space, other = f"[{_SPACE}]", f"[^{_SPACE}]"
+    more = "" if high is None else str(high - 1)
+    if high == 0:
+        pattern = f"{space}*"
+    else:
+        some = f"{space}*{other}+({space}+{other}+){{{max(low - 1, 0)},{more}}}{space}*"
+        pattern = f"({some})|{space}*" if low == 0 else some
+    return TextConstraint(f"words({low}, {high})", byte_automaton.from_regex(pattern))
+
+
+def prefix(text: str) -> TextConstraint:
+    """The generated text begins so."""
+    return TextConstraint(f"prefix({text!r})", byte_automaton.from_regex(f"(?s){escape(text)}.*"))
+
+
+def suffix(text: str) -> TextConstraint:
+    """The generated text ends so."""
+    return TextConstraint(f"suffix({text!r})", byte_automaton.from_regex(f"(?s).*{escape(text)}"))
+
+
+def sentence_end() -> TextConstraint:
+    """The text ends with . ! or ?, closing quotes and brackets allowed after it."""
+    return TextConstraint("sentence_end()", byte_automaton.from_regex("(?s).*[.!?][\"')\u201d\u2019]*"))
+
+
+def escape(text: str) -> str:
+    """The text as a regular expression that matches nothing else."""
+    return "".join("\\" + letter if letter in _SPECIAL else letter for letter in text)
+
+
+def _check_texts(name: str, texts: Sequence[str]) -> None:
+    if not texts or not all(texts):
+        raise QueryError(f"{name} needs texts that are not empty, got {list(texts)!r}")
+
+
+def _alternatives(texts: Sequence[str]) -> str:
+    return "(" + "|".join(escape(text) for text in texts) + ")"
+
+
+def _any_case(text: str) -> str:
+    forms = ({letter, letter.lower(), letter.upper()} for letter in text)
+    return "".join("(" + "|".join(escape(form) for form in sorted(choices)) + ")" for choices in forms)
+
+
+def _including(texts: Sequence[str], any_case: bool) -> ByteAutomaton:
+    """(.*[^word])? text ([^word].*)?; a side whose own character is no word character needs no boundary."""
+    _check_texts("must_include and must_not", texts)
+    parts = []
+    for text in texts:
+        before = f"(.*[^{_WORD}])?" if _is_word(text[0]) else ".*"
+        after = f"([^{_WORD}].*)?" if _is_word(text[-1]) else ".*"
+        parts.append(before + (_any_case(text) if any_case else escape(text)) + after)
+    return byte_automaton.from_regex("(?s)" + "|".join(f"({part})" for part in parts))
+
+
+def _is_word(letter: str) -> bool:
+    return letter == "_" or (letter.isascii() and letter.isalnum()) or (
+        "\u00c0" <= letter <= "\u1fff" or "\u3040" <= letter <= "\ud7ff"
+    )

@@ -1,0 +1,201 @@
+"""A constraint on text as an automaton over the tokens of a language model.
+
+Input:  a `ByteAutomaton` and the bytes of every token.
+Output: `TokenAutomaton`: every segmentation of every accepted text, followed by one end token. Tokens that have
+        the same effect in every state are one class.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numba
+import numpy as np
+
+from vlhmm.errors import ConfigError, QueryError
+from vlhmm.steering.byte_automaton import DEAD, ByteAutomaton
+
+
+class Tokenizer(Protocol):
+    """What is read of a Hugging Face tokenizer."""
+
+    all_special_ids: list[int]
+
+    def get_vocab(self) -> dict[str, int]: ...
+    def encode(self, text: str, add_special_tokens: bool = ...) -> list[int]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class TokenAutomaton:
+    """A deterministic automaton over tokens. State 0 is initial, `final` is entered by an end token only."""
+
+    delta: np.ndarray  # (Q, C) int32: the state after a token of that class, or -1
+    class_of_token: np.ndarray  # (V,) int32
+    final: int
+
+    @property
+    def num_states(self) -> int:
+        return len(self.delta)
+
+    @property
+    def num_classes(self) -> int:
+        return self.delta.shape[1]
+
+    @cached_property
+    def content_hash(self) -> str:
+        """Names the automaton by what it is: the key of cached lookahead tables."""
+        digest = hashlib.sha256(f"{self.delta.shape} {self.final}".encode())
+        for array in (self.delta, self.class_of_token):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+    @cached_property
+    def distance(self) -> np.ndarray:
+        """(Q,) int64: tokens from each state to `final`, at least, the end token included; a large number if none."""
+        never = 1 << 40
+        distance = np.full(self.num_states + 1, never, dtype=np.int64)  # the last entry is the state -1
+        distance[self.final] = 0
+        while True:
+            shorter = np.minimum(distance[:-1], distance[self.delta].min(axis=1) + 1)
+            if (shorter == distance[:-1]).all():
+                return np.minimum(distance[:-1], never)
+            distance[:-1] = shorter
+
+    def step(self, state: int, token: int) -> int:
+        """The state after a token, or -1."""
+        if state == DEAD or not 0 <= token < len(self.class_of_token):
+            return DEAD
+        return int(self.delta[state, self.class_of_token[token]])
+
+    def check_budget(self, max_new_tokens: int) -> None:
+        """Refuse a constraint that no text of so many tokens meets."""
+        needed = int(self.distance[0])
+        if needed >= 1 << 40:
+            raise QueryError("no text meets the constraint with the tokens of this model; relax it")
+        if needed > max_new_tokens:
+            raise QueryError(
+                f"the constraint needs at least {needed} tokens with the end token, max_new_tokens is {max_new_tokens}; "
+                "raise it or relax the constraint"
+            )
+
+
+def token_automaton(
+    text: ByteAutomaton, token_bytes: Sequence[bytes | None], eos_ids: Sequence[int]
+) -> TokenAutomaton:
+    """Lift an automaton over bytes to tokens: O(states * bytes of all tokens). None marks tokens that write no text."""
+    eos = sorted(set(eos_ids))
+    if not eos or min(eos) < 0 or max(eos) >= len(token_bytes):
+        raise QueryError(f"end tokens {eos} are not ids of a vocabulary of {len(token_bytes):,} tokens")
+    pieces = [None if token in eos else piece for token, piece in enumerate(token_bytes)]
+    lengths = np.array([len(piece or b"") for piece in pieces], dtype=np.int64)
+    flat = np.frombuffer(b"".join(piece or b"" for piece in pieces), dtype=np.uint8)
+    moves = _walk(text.delta.astype(np.int32), flat, np.concatenate([[0], lengths.cumsum()]))  # (V, Q)
+    final = text.num_states
+    moves[lengths == 0] = DEAD  # a token that writes nothing would let the text go on without end
+    moves[eos] = np.where(text.accept, final, DEAD)
+    # tokens of one class have equal rows; hashing is much faster than sorting rows of many columns
+    keys = [row.tobytes() for row in moves]
+    number: dict[bytes, int] = {}
+    class_of_token = np.array([number.setdefault(key, len(number)) for key in keys], dtype=np.int32)
+    _, first = np.unique(class_of_token, return_index=True)
+    delta = np.vstack([moves[first].T, np.full((1, len(first)), DEAD, dtype=np.int32)])
+    return _trimmed(TokenAutomaton(np.ascontiguousarray(delta), class_of_token, final))
+
+
+def _trimmed(automaton: TokenAutomaton) -> TokenAutomaton:
+    """Only states that tokens reach and that can still end; equal rows (Moore) merged, classes made anew."""
+    alive = automaton.distance < 1 << 40
+    delta = np.where((automaton.delta >= 0) & alive[automaton.delta], automaton.delta, DEAD)
+    block = np.zeros(automaton.num_states, dtype=np.int64)
+    block[automaton.final] = 1
+    count = 2
+    while True:
+        following = np.where(delta >= 0, block[delta], DEAD)
+        _, block = np.unique(np.column_stack([block, following]), axis=0, return_inverse=True)
+        block = block.reshape(-1)
+        if int(block.max()) + 1 == count:
+            break
+        count = int(block.max()) + 1
+    _, representative = np.unique(block, return_index=True)
+    table = np.where(delta[representative] >= 0, block[delta[representative]], DEAD)
+    order, seen = [int(block[0])], {int(block[0])}
+    for state in order:
+        for following_state in np.unique(table[state]).tolist():
+            if following_state != DEAD and following_state not in seen:
+                seen.add(following_state)
+                order.append(following_state)
+    final = int(block[automaton.final])
+    order = [state for state in order if state != final] + [final]
+    number = np.full(count + 1, DEAD, dtype=np.int32)  # the last entry is the state -1
+    number[order] = np.arange(len(order))
+    columns, class_of_class = np.unique(number[table[order]], axis=1, return_inverse=True)
+    merged = class_of_class.reshape(-1)[automaton.class_of_token].astype(np.int32)
+    return TokenAutomaton(np.ascontiguousarray(columns), merged, len(order) - 1)
+
+
+@numba.njit(cache=True)
+def _walk(delta: np.ndarray, flat: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    num_states, num_tokens = delta.shape[0], len(offset) - 1
+    moves = np.empty((num_tokens, num_states), dtype=np.int32)
+    for token in range(num_tokens):
+        for start in range(num_states):
+            state = start
+            for i in range(offset[token], offset[token + 1]):
+                state = delta[state, flat[i]]
+                if state < 0:
+                    break
+            moves[token, start] = state
+    return moves
+
+
+def token_bytes(tokenizer: Tokenizer, vocab_size: int | None = None) -> list[bytes | None]:
+    """The bytes that each token id writes; None for special tokens and ids without a token.
+
+    Knows byte-level BPE (GPT-2, Llama 3, SmolLM, Qwen) and SentencePiece with byte fallback (Llama 2, Gemma).
+    """
+    vocab = tokenizer.get_vocab()
+    size = max(max(vocab.values()) + 1, vocab_size or 0)
+    special = set(tokenizer.all_special_ids)
+    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    special |= {token for token, entry in added.items() if getattr(entry, "special", False)}
+    plain = {token: text for text, token in vocab.items() if token not in special}
+    byte_of_letter = _byte_letters()
+    ordinary = {token: text for token, text in plain.items() if token not in added}
+    byte_level = all(letter in byte_of_letter for text in ordinary.values() for letter in text)
+    if not byte_level and not any("\u2581" in text for text in ordinary.values()):
+        raise ConfigError(
+            "the tokenizer is neither byte-level BPE nor SentencePiece; its tokens cannot be told as bytes of text"
+        )
+    result: list[bytes | None] = [None] * size
+    for token, text in plain.items():
+        fallback = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", text)
+        if token in added:
+            result[token] = text.encode()
+        elif byte_level:
+            result[token] = bytes(byte_of_letter[letter] for letter in text)
+        elif fallback:
+            result[token] = bytes([int(fallback[1], 16)])
+        else:
+            result[token] = text.replace("\u2581", " ").encode()
+    _check_bytes(tokenizer, result)
+    return result
+
+
+def _check_bytes(tokenizer: Tokenizer, pieces: list[bytes | None]) -> None:
+    """The tokens of a known text must write that text."""
+    text = "It cost 3 euros, didn't it?"
+    written = b"".join(pieces[token] or b"" for token in tokenizer.encode(text, add_special_tokens=False))
+    if written.strip() != text.encode():
+        raise ConfigError(
+            f"the tokenizer changes the text it reads ({text!r} became {written!r}); steering needs one that keeps it"
+        )
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letter that stands for each byte in byte-level BPE: itself if printable, else one from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
