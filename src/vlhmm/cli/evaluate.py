@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.evaluation.perplexity import evaluate
 
     model = vlhmm.load_any(args.run_folder, memory=args.memory, device=device)
-    rule = args.context or model.rule
+    rule: Any = args.context or model.rule
     reports = []
     for name, text in load_run_texts(model, args.files, args.data_dir):
         if rule != "reset" and text.num_sentences < args.streams:

@@ -219,7 +219,7 @@ def _from_tree(tree: ast.AST, expression: str) -> Constraint:
             kind = int if name == "length" else str
             if values and all(type(value) is kind for value in values) and (name != "length" or len(values) <= 2):
                 if name != "regex" or len(values) == 1:
-                    return _CALLS[name](*values)  # type: ignore[operator]
+                    return _CALLS[name](*values)  # type: ignore[operator,no-any-return]
             raise QueryError(f"{name} in the constraint {expression!r} has the wrong arguments; {_WRITTEN}")
     raise QueryError(f"cannot read the constraint {expression!r}; {_WRITTEN}")
 

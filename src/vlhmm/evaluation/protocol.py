@@ -15,6 +15,11 @@ class LanguageModel(Protocol):
 
     vocabulary: Vocabulary
 
+    @property
+    def rule(self) -> str:
+        """The context rule it was trained with: "reset" or "carry"."""
+        ...
+
     def start(self, batch_size: int) -> Carry:
         """The state before the first token of a text, `batch_size` times."""
         ...

@@ -7,7 +7,7 @@ most probable ones word by word ("posterior" decoding), which in turn need not b
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from vlhmm.errors import QueryError
 from vlhmm.process import Process, process_of
 from vlhmm.queries.sequence import Piece, piece_of
 from vlhmm.results import Result
+
+if TYPE_CHECKING:
+    from vlhmm.language_model import HMMLanguageModel
 
 Method = Literal["viterbi", "posterior"]
 
@@ -44,7 +47,7 @@ class Posteriors(Result):
     log_likelihood: float  # log p(text), nats
 
 
-def posteriors(model: Any, text: str | Sequence[str], eos: bool = True, memory: float = DEFAULT_MEMORY) -> Posteriors:
+def posteriors(model: "HMMLanguageModel", text: str | Sequence[str], eos: bool = True, memory: float = DEFAULT_MEMORY) -> Posteriors:
     """Filtered and smoothed posteriors of every word's state; that the text ends there is known, if `eos`."""
     process = process_of(model)
     words, ids = encode_words(model.vocabulary, text)
@@ -59,7 +62,7 @@ def posteriors(model: Any, text: str | Sequence[str], eos: bool = True, memory: 
 
 
 def decode(
-    model: Any,
+    model: "HMMLanguageModel",
     text: str | Sequence[str],
     method: Method = "viterbi",
     k: int = 1,

@@ -8,7 +8,7 @@ otherwise.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from vlhmm.process import process_of
 from vlhmm.queries.next_word import WordDistribution
 from vlhmm.queries.score import score_ids
 from vlhmm.results import Result
+
+if TYPE_CHECKING:
+    from vlhmm.language_model import HMMLanguageModel
 
 Scope = Literal["text", "gaps"]
 
@@ -60,7 +63,7 @@ class GapDistribution(Result):
 class Infilling:
     """A text with gaps, ready to be asked: its messages are computed once."""
 
-    model: Any
+    model: "HMMLanguageModel"
     plan: Plan
     words: tuple[str, ...]  # as written, gaps included
     scope: Scope
@@ -137,7 +140,7 @@ class Infilling:
 
     def _fills(self, found: list[list[list[int]]]) -> list[Fill]:
         names = self.model.vocabulary.words
-        known: dict[tuple, Fill] = {}
+        known: dict[tuple[tuple[int, ...], ...], Fill] = {}
         result = []
         for gaps in found:
             key = tuple(map(tuple, gaps))
@@ -160,7 +163,7 @@ class Infilling:
 
 
 def prepare(
-    model: Any,
+    model: "HMMLanguageModel",
     text: str | Sequence[str],
     constraint: Constraint | None = None,
     scope: Scope = "text",
@@ -181,7 +184,7 @@ def prepare(
 
 
 def prepare_items(
-    model: Any,
+    model: "HMMLanguageModel",
     items: list[Item],
     words: list[str],
     constraint: Constraint | None,
@@ -222,7 +225,7 @@ def prepare_items(
 
 
 def infill(
-    model: Any,
+    model: "HMMLanguageModel",
     text: str | Sequence[str],
     n: int = 1,
     mode: Literal["sample", "best", "marginals"] = "sample",

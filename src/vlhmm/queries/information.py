@@ -5,7 +5,7 @@ estimated has its standard error.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from vlhmm.queries.sample import sample_streams
 from vlhmm.queries.sequence import forward, read
 from vlhmm.results import Result
 
+if TYPE_CHECKING:
+    from vlhmm.language_model import HMMLanguageModel
+
 _PLACES_AT_ONCE = 32
 
 
@@ -38,7 +41,7 @@ class Estimate(Result):
     num_tokens: int  # a stream
 
 
-def entropy_rate(model: Any, num_streams: int = 64, num_tokens: int = 256, seed: Any = 0) -> Estimate:
+def entropy_rate(model: "HMMLanguageModel", num_streams: int = 64, num_tokens: int = 256, seed: Any = 0) -> Estimate:
     """An estimate of lim H(x_1 .. x_n) / n, in nats a token: -log p(x) / n averaged over sampled streams.
 
     Streams go on over every <eos> as the context rule says. No closed form is known for a hidden Markov
@@ -54,7 +57,7 @@ def entropy_rate(model: Any, num_streams: int = 64, num_tokens: int = 256, seed:
 
 
 def phrase_probability(
-    model: Any,
+    model: "HMMLanguageModel",
     phrase: str | Sequence[str],
     num_words: int,
     context: str | Sequence[str] = "",
@@ -134,7 +137,7 @@ class Divergence(Result):
     num_tokens: int
 
 
-def kl_on_text(p: Any, q: Any, text: str | Sequence[str], eos: bool = True) -> Divergence:
+def kl_on_text(p: "HMMLanguageModel", q: "HMMLanguageModel", text: str | Sequence[str], eos: bool = True) -> Divergence:
     """The exact KL of the next-word distributions of two models after every prefix of a text, averaged."""
     if p.vocabulary.words != q.vocabulary.words:
         raise QueryError("the two models have different vocabularies: their distributions cannot be compared")
@@ -152,7 +155,7 @@ def kl_on_text(p: Any, q: Any, text: str | Sequence[str], eos: bool = True) -> D
     return Divergence(float(np.mean(divergences)), divergences, log_ratio / len(ids), len(ids))
 
 
-def predictions(model: Any, ids: Sequence[int]) -> Iterator[np.ndarray]:
+def predictions(model: "HMMLanguageModel", ids: Sequence[int]) -> Iterator[np.ndarray]:
     """(V,) p(x_t | x_<t) for every place t of a sequence of ids, the first one given nothing."""
     process = process_of(model)
     passed = forward(process, ids)

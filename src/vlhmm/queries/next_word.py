@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -14,6 +14,9 @@ from vlhmm.errors import QueryError
 from vlhmm.process import Process, process_of
 from vlhmm.queries.sequence import read
 from vlhmm.results import Result
+
+if TYPE_CHECKING:
+    from vlhmm.language_model import HMMLanguageModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ def distribution_after(
     return WordDistribution(vocabulary, words.cpu().numpy())
 
 
-def next_distribution(model: Any, context: str | Sequence[str] = "") -> WordDistribution:
+def next_distribution(model: "HMMLanguageModel", context: str | Sequence[str] = "") -> WordDistribution:
     """p(x | context) of every word x; words beyond the vocabulary are read as <unk>."""
     process = process_of(model)
     ids = encode_words(model.vocabulary, context).ids
@@ -102,7 +105,7 @@ def after(process: Process, ids: Sequence[int]) -> tuple[int | None, Tensor | No
     return process.group(ids[-1]), passed.alpha
 
 
-def next_word(model: Any, context: str | Sequence[str] = "", top_k: int | None = None) -> list[WordProbability]:
+def next_word(model: "HMMLanguageModel", context: str | Sequence[str] = "", top_k: int | None = None) -> list[WordProbability]:
     """The most probable words after `context`, most probable first; all of them unless `top_k` is given."""
     return next_distribution(model, context).top(top_k)
 

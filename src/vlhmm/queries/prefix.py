@@ -7,7 +7,7 @@ After an <eos> under the rule "reset" nothing of the past matters: such a state 
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ import torch
 from vlhmm.errors import QueryError
 from vlhmm.process import Process, process_of
 from vlhmm.queries.next_word import WordDistribution, WordProbability, distribution_after
+
+if TYPE_CHECKING:
+    from vlhmm.language_model import HMMLanguageModel
 
 _FORMAT = 1
 
@@ -24,7 +27,7 @@ class State:
     r"""What a text so far leaves: $p(z_t | x_{\le t})$ on its last word's K states, and its
     log-probability."""
 
-    model: Any = field(repr=False)
+    model: "HMMLanguageModel" = field(repr=False)
     group: int | None  # of the last word; None where the chain starts afresh
     alpha: np.ndarray = field(repr=False)  # (K,) float64, read-only; empty where the chain starts afresh
     log_prob: float  # nats; -inf after impossible words
@@ -84,7 +87,7 @@ class State:
             }
         )
 
-    def _key(self) -> tuple:
+    def _key(self) -> tuple[int | None, bytes, float, int]:
         return self.group, self.alpha.tobytes(), self.log_prob, self.num_words
 
     def __eq__(self, other: object) -> bool:
@@ -94,12 +97,12 @@ class State:
         return hash(self._key())
 
 
-def begin(model: Any) -> State:
+def begin(model: "HMMLanguageModel") -> State:
     """The state before the first word."""
     return State(model, None, _frozen(np.zeros(0)), 0.0, 0)
 
 
-def state_from_json(model: Any, line: str) -> State:
+def state_from_json(model: "HMMLanguageModel", line: str) -> State:
     """The state that `to_json` wrote, for the model it was made with."""
     try:
         found = json.loads(line)

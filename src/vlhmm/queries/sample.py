@@ -8,7 +8,7 @@ constraint.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from vlhmm.queries.infill import Infilling, Scope, prepare_items
 from vlhmm.queries.next_word import after
 from vlhmm.queries.score import score_ids
 from vlhmm.results import Result
+
+if TYPE_CHECKING:
+    from vlhmm.language_model import HMMLanguageModel
 
 _AT_ONCE = 256  # texts drawn side by side
 _WEIGHED_AT_ONCE = 64  # the same where every step needs the whole distribution of the next word
@@ -41,7 +44,7 @@ class Sample(Result):
 
 
 def sample(
-    model: Any,
+    model: "HMMLanguageModel",
     n: int = 1,
     prompt: str | Sequence[str] = "",
     max_tokens: int = 100,
@@ -107,7 +110,7 @@ class Constrained(NamedTuple):
 
 
 def constrained(
-    model: Any,
+    model: "HMMLanguageModel",
     prompt: str | Sequence[str],
     constraint: Constraint | None,
     max_tokens: int = 30,
@@ -164,7 +167,8 @@ def _first_states(process: Process, before: _After, count: int, draw: Draw) -> T
 def next_states(process: Process, states: Tensor, draw: Draw) -> Tensor:
     """z' ~ p(. | z) for each given z."""
     if hasattr(process.tables, "sample_next"):
-        return process.tables.sample_next(states, draw.generator)
+        found: Tensor = process.tables.sample_next(states, draw.generator)
+        return found
     return torch.cat([draw.among(process.rows(states[chunk])) for chunk in process.row_chunks(len(states))])
 
 

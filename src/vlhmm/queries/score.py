@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -12,6 +12,9 @@ from vlhmm.data.vocabulary import UNK
 from vlhmm.process import process_of
 from vlhmm.queries.sequence import read
 from vlhmm.results import Result
+
+if TYPE_CHECKING:
+    from vlhmm.language_model import HMMLanguageModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +38,20 @@ class SentenceScore(Result):
     tokens: list[TokenScore]
 
 
-def token_scores(model: Any, text: str | Sequence[str], eos: bool = True) -> list[TokenScore]:
+def token_scores(model: "HMMLanguageModel", text: str | Sequence[str], eos: bool = True) -> list[TokenScore]:
     """log p(x_t | x_<t) of every word of `text` and, unless told otherwise, of the <eos> after it."""
     vocabulary = model.vocabulary
     words, ids = encode_sentence(vocabulary, text, eos)
     return _tokens(vocabulary, words, ids, read(process_of(model), ids).log_probs)
 
 
-def score(model: Any, text: str | Sequence[str], eos: bool = True) -> float:
+def score(model: "HMMLanguageModel", text: str | Sequence[str], eos: bool = True) -> float:
     """log p(text), in nats, the <eos> after it included unless told otherwise; -inf if it is impossible."""
     _, ids = encode_sentence(model.vocabulary, text, eos)
     return score_ids(model, ids)
 
 
-def score_ids(model: Any, ids: Sequence[int]) -> float:
+def score_ids(model: "HMMLanguageModel", ids: Sequence[int]) -> float:
     """log p of a sequence of word ids as it stands; nothing is added to it."""
     return total(read(process_of(model), ids).log_probs)
 
@@ -59,7 +62,7 @@ def total(log_probs: Iterable[float]) -> float:
     return -math.inf if -math.inf in logs else math.fsum(logs)
 
 
-def score_lines(model: Any, lines: Iterable[Sequence[str]]) -> Iterator[SentenceScore]:
+def score_lines(model: "HMMLanguageModel", lines: Iterable[Sequence[str]]) -> Iterator[SentenceScore]:
     """Each line's scores as it comes; under "carry" a line goes on from the state the one before left."""
     process, vocabulary = process_of(model), model.vocabulary
     previous: int | None = None

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class TagScores(NamedTuple):
@@ -54,5 +54,5 @@ class TagCounts:
         )
 
 
-def _entropy(counts: Counter, total: int) -> float:
+def _entropy(counts: Counter[Any], total: int) -> float:
     return -math.fsum(n / total * math.log(n / total) for n in counts.values())

@@ -8,7 +8,7 @@ all places of a text in one batch.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from vlhmm.process import Process, process_of
 from vlhmm.queries.next_word import WordDistribution, WordProbability
 from vlhmm.queries.sequence import forward
 from vlhmm.results import Result
+
+if TYPE_CHECKING:
+    from vlhmm.language_model import HMMLanguageModel
 
 _PLACES_AT_ONCE = 32
 
@@ -37,7 +40,7 @@ class Surprise(Result):
 
 
 def word_posterior(
-    model: Any, text: str | Sequence[str], position: int, eos: bool = True, allow_eos: bool = False
+    model: "HMMLanguageModel", text: str | Sequence[str], position: int, eos: bool = True, allow_eos: bool = False
 ) -> WordDistribution:
     """p(x | all other words of the text) for the place `position` (0 the first word, -1 the last).
 
@@ -52,7 +55,7 @@ def word_posterior(
 
 
 def word_posteriors(
-    model: Any,
+    model: "HMMLanguageModel",
     text: str | Sequence[str],
     eos: bool = True,
     allow_eos: bool = False,
@@ -70,7 +73,7 @@ def word_posteriors(
 
 
 def spot(
-    model: Any,
+    model: "HMMLanguageModel",
     text: str | Sequence[str],
     top_k: int = 5,
     eos: bool = True,
@@ -94,7 +97,7 @@ def spot(
     return sorted(found, key=lambda surprise: surprise.log_prob)
 
 
-def _distribution(model: Any, weights: np.ndarray) -> WordDistribution:
+def _distribution(model: "HMMLanguageModel", weights: np.ndarray) -> WordDistribution:
     total = weights.sum()
     if not total > 0:
         raise QueryError("the other words have probability zero under the model, whatever stands in this place")
