@@ -451,6 +451,6 @@ def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
 def test_a_baseline_is_refused(tmp_path, capsys, monkeypatch):
     import vlhmm
 
-    monkeypatch.setattr(vlhmm, "load", lambda run, **_: object(), raising=False)
+    monkeypatch.setattr(vlhmm, "load_any", lambda run, **_: object(), raising=False)
     code, _, err = ask(capsys, tmp_path)
-    assert code == 2 and "is a baseline, which has no states" in err
+    assert code == 2 and "holds a baseline, which has no hidden states" in err

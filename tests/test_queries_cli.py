@@ -288,7 +288,7 @@ def test_a_missing_run_and_a_baseline_are_refused(capsys, tmp_path):
     (tmp_path / "text").write_text("the cat\nthe dog\n")
     text = str(tmp_path / "text")
     assert main(["baseline", "kn", text, "--valid", text, "--out", str(tmp_path / "kn"), "--quiet"]) == 0
-    assert main(["next", str(tmp_path / "kn"), "the"]) == 2
+    assert main(["decode", str(tmp_path / "kn"), text]) == 2
     assert "holds a baseline, which has no hidden states" in capsys.readouterr().err
 
 

@@ -19,8 +19,10 @@ from vlhmm.data.corpora import Corpus, load_texts
 from vlhmm.data.text import encode, learn
 from vlhmm.distributions import Tables
 from vlhmm.errors import CheckpointError, ConfigError, DataError
+from vlhmm.evaluation.mixture import is_mixture, read_mixture
 from vlhmm.hmm import HMM
 from vlhmm.language_model import DEFAULT_MEMORY, HMMLanguageModel
+from vlhmm.mixture import MixtureLanguageModel
 from vlhmm.training.calibration import scaled
 from vlhmm.training.presets import preset as preset_named
 from vlhmm.training.run_folder import RunFolder, load_into
@@ -64,10 +66,15 @@ def load(
 def load_any(
     run: str | Path, memory: int | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> LanguageModel:
-    """Load the model of a run's folder, whatever its kind: an HMM, or a baseline behind the same protocol."""
+    """Load the model of a run's folder, whatever its kind: an HMM, a mixture, or a baseline behind the same protocol."""
     path = Path(run)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; expected the folder of a run, made by vlhmm train --out {path}")
+    if is_mixture(path):
+        stored = read_mixture(path)
+        components = [load_any(part.folder, memory, dtype, device) for part in stored.components]
+        hmm_folders = [part.folder for part in stored.components if not is_baseline(part.folder)]
+        return MixtureLanguageModel(components, [p.weight for p in stored.components], stored.rule, hmm_folders)
     if is_baseline(path):
         from vlhmm.baselines import load_baseline
 

@@ -89,10 +89,24 @@ class KneserNey:
         self._check(words)
         keep = self.order - 1
         words = np.concatenate([np.full(keep, len(self.vocabulary)), words])
-        words = words[len(words) - keep :]
-        ends = np.flatnonzero(words == self.vocabulary.eos)
-        if len(ends):
-            words = words[ends[-1] :].copy()
+        return self._distribution(words[len(words) - keep :])
+
+    def next_word_probabilities(self, carry: Tensor) -> Tensor:
+        """p(x | text so far) of every word x, float64 (B, V); O(V) for every distinct context."""
+        found: dict[tuple[int, ...], np.ndarray] = {}
+        rows = []
+        for row in carry.tolist():
+            key = tuple(row)
+            if key not in found:
+                found[key] = self._distribution(np.asarray(row, dtype=np.int64))
+            rows.append(found[key])
+        return torch.from_numpy(np.stack(rows))
+
+    def _distribution(self, words: np.ndarray) -> np.ndarray:
+        """p(. | words), where an <eos> or <s> among the words begins a sentence."""
+        begins = np.flatnonzero((words == self.vocabulary.eos) | (words == len(self.vocabulary)))
+        if len(begins):
+            words = words[begins[-1] :].copy()
             words[0] = len(self.vocabulary)
         return distribution(self.levels, words)
 

@@ -83,10 +83,16 @@ class NeuralLanguageModel(nn.Module, ABC):
         """p(. | context), float64 (V,), where the context is all words since the start of the text."""
         context = torch.as_tensor(np.asarray(context_ids, dtype=np.int64).reshape(1, -1))
         _, carry = self.score_batch(context, torch.tensor([context.shape[1]]), self.start(1))
-        anything = torch.zeros(1, 1, dtype=torch.int64)  # h_t does not see the word it predicts
-        hidden, _ = self.hidden(anything, torch.ones(1, dtype=torch.int64), carry, None)
-        logits = torch.addmm(self.bias, hidden[0], self.embedding.t())[0]
-        return logits.double().softmax(0).numpy()
+        return self.next_word_probabilities(carry)[0].numpy()
+
+    @torch.no_grad()
+    def next_word_probabilities(self, carry: Any) -> Tensor:
+        """p(x | text so far) of every word x, float64 (B, V)."""
+        batch = carry[0].shape[0] if isinstance(carry, tuple) else len(carry)
+        anything = torch.zeros(batch, 1, dtype=torch.int64)  # h_t does not see the word it predicts
+        hidden, _ = self.hidden(anything, torch.ones(batch, dtype=torch.int64), carry, None)
+        logits = torch.addmm(self.bias, hidden[:, 0], self.embedding.t())
+        return logits.double().softmax(1)
 
     @torch.no_grad()
     def sample(

@@ -55,10 +55,11 @@ def run(args: argparse.Namespace) -> int:
     import vlhmm
     from vlhmm.analysis import inspect as inspection
     from vlhmm.analysis.stationary import usage_of
+    from vlhmm.queries.left_to_right import without_states
 
     model = vlhmm.load_any(args.run_folder, memory=args.memory, device=device)
     if not hasattr(model, "tables"):
-        raise QueryError(f"{args.run_folder} is a baseline, which has no states; inspect takes a run of vlhmm train")
+        raise QueryError(without_states(model, args.run_folder, "inspect"))
     refuse(model, args.kind, subject, args.top, inspection)  # before the usage is found: that takes its time
     with usage_progress(args.quiet) as progress:
         usage = usage_of(model, args.run_folder, args.memory, progress)

@@ -48,9 +48,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """0 when every context has its next words."""
-    from vlhmm.queries.next_word import next_distribution
+    from vlhmm.queries.left_to_right import next_distribution
 
-    model = load_model(args)
+    model = load_model(args, any_kind=True)
     logs, note = Logs(args), note_to(args.quiet)
     several = args.context == "-"
     with Answers(args.format, single=not several) as answer:

@@ -93,15 +93,17 @@ def _range(text: str) -> tuple[int, int | None]:
     return int(low), (int(high) if high else None) if dash else int(low)
 
 
-def load_model(args: argparse.Namespace, run_folder: str | None = None) -> Any:
-    """The HMM of a run, ready to be asked."""
+def load_model(args: argparse.Namespace, run_folder: str | None = None, any_kind: bool = False) -> Any:
+    """The HMM of a run, ready to be asked; or, of any kind, a model that predicts the next word."""
     device = setup(args)
     import vlhmm
 
     folder = run_folder or args.run_folder
     model = vlhmm.load_any(folder, memory=args.memory, device=device)
-    if not hasattr(model, "tables"):
-        raise ConfigError(f"{folder} holds a baseline, which has no hidden states to ask; give a run of vlhmm train")
+    if not any_kind and not hasattr(model, "tables"):
+        from vlhmm.queries.left_to_right import without_states
+
+        raise ConfigError(without_states(model, folder, args.verb))
     return model
 
 

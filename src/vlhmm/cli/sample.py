@@ -61,12 +61,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """0 when the texts are drawn."""
     from vlhmm.errors import ConfigError
-    from vlhmm.queries.sample import constrained, sample
+    from vlhmm.queries.left_to_right import has_hidden_states, sample, without_states
+    from vlhmm.queries.sample import constrained
 
     constraint = constraint_of(args)
     if constraint is not None and (args.temperature != 1.0 or args.top_k is not None or args.top_p is not None):
         raise ConfigError("a constraint is kept exactly and takes no --temperature, --top-k or --top-p; drop one")
-    model = load_model(args)
+    model = load_model(args, any_kind=True)
+    if constraint is not None and not has_hidden_states(model):
+        raise ConfigError(without_states(model, args.run_folder, "a constrained sample"))
     logs, note = Logs(args), note_to(args.quiet)
     note_oov(note, model.vocabulary, args.prompt.split())
     about: dict[str, Any] = {}

@@ -39,9 +39,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """0 when every line has its score."""
     from vlhmm.data.text import read_lines
-    from vlhmm.queries.score import score_lines
+    from vlhmm.queries.left_to_right import score_lines
 
-    model = load_model(args)
+    model = load_model(args, any_kind=True)
     logs = Logs(args)
     sentences = tokens = oov = 0
     total = 0.0

@@ -67,7 +67,7 @@ def sample(
         if temperature != 1.0 or top_k is not None or top_p is not None:
             raise QueryError("a constraint is kept exactly, so it takes no temperature, top-k or top-p; drop one")
         return constrained(model, prompt, constraint, max_tokens, scope, memory).draw(n, seed)
-    weighing = _Weighing(temperature, top_k, top_p)
+    weighing = Weighing(temperature, top_k, top_p)
     process, vocabulary = process_of(model), model.vocabulary
     given = encode_words(vocabulary, prompt)
     generator = generator_of(seed)
@@ -188,7 +188,7 @@ def sample_streams(process: Process, count: int, length: int, generator: torch.G
     return torch.stack(columns, dim=1)
 
 
-class _Weighing:
+class Weighing:
     """What temperature, top-k and top-p make of a distribution."""
 
     def __init__(self, temperature: float, top_k: int | None, top_p: float | None) -> None:
@@ -225,7 +225,7 @@ def _weighed(
     count: int,
     max_tokens: int,
     generator: torch.Generator,
-    weighing: _Weighing,
+    weighing: Weighing,
 ) -> list[list[int]]:
     """The same with every next word drawn from its reweighed distribution."""
     draw = Draw(generator)

@@ -1,0 +1,192 @@
+"""Exact answers that need no hidden states: scores, the next word, samples of any language model.
+
+Input: a `PredictiveModel` (a baseline, a mixture, an HMM) and words. Output: what the HMM's own queries return.
+`score_lines`, `next_distribution` and `sample` hand an HMM to its own queries, which are faster.
+
+Under the context rule "reset" the model starts afresh after an <eos>.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from vlhmm.data.user_text import encode_sentence, encode_words, generator_of
+from vlhmm.data.vocabulary import UNK
+from vlhmm.errors import QueryError
+from vlhmm.queries import next_word as hmm_next_word
+from vlhmm.queries import sample as hmm_sample
+from vlhmm.queries import score as hmm_score
+from vlhmm.queries.next_word import WordDistribution
+from vlhmm.queries.sample import Sample, Weighing
+from vlhmm.queries.score import SentenceScore, TokenScore, total
+
+if TYPE_CHECKING:
+    from vlhmm.evaluation.mixture import PredictiveModel
+
+_AT_ONCE = 64  # texts drawn side by side: each needs a distribution over the vocabulary
+
+
+def has_hidden_states(model: object) -> bool:
+    """Whether the queries of an HMM can be asked."""
+    return hasattr(model, "tables")
+
+
+class ReadText(NamedTuple):
+    """What reading a text leaves."""
+
+    log_probs: list[float]  # log p(x_t | x_<t), nats
+    carry: Any  # the model's state after it
+
+
+def read(model: Any, ids: Sequence[int], carry: Any = None) -> ReadText:
+    """Read one text from `carry` on, or from the start; after an <eos> afresh, if the rule says so."""
+    vocabulary = model.vocabulary
+    carry = model.start(1) if carry is None else carry
+    log_probs: list[float] = []
+    first = 0
+    for end in [i + 1 for i, word in enumerate(ids) if word == vocabulary.eos] + [len(ids)]:
+        if end == first:
+            continue
+        part = torch.tensor([ids[first:end]])
+        scored, carry = model.score_batch(part, torch.tensor([end - first]), carry)
+        # NaN: after an impossible word nothing is defined
+        log_probs += [value if value == value else -math.inf for value in scored[0].tolist()]
+        if model.rule == "reset" and ids[end - 1] == vocabulary.eos:
+            carry = model.start(1)
+        first = end
+    return ReadText(log_probs, carry)
+
+
+def token_scores(model: Any, text: str | Sequence[str], eos: bool = True) -> list[TokenScore]:
+    """log p(x_t | x_<t) of every word of `text` and, unless told otherwise, of the <eos> after it."""
+    words, ids = encode_sentence(model.vocabulary, text, eos)
+    return _tokens(model.vocabulary, words, ids, read(model, ids).log_probs)
+
+
+def _tokens(vocabulary: Any, words: list[str], ids: list[int], log_probs: list[float]) -> list[TokenScore]:
+    return [TokenScore(w, i, p, w not in vocabulary) for w, i, p in zip(words, ids, log_probs, strict=True)]
+
+
+def score_lines(model: Any, lines: Iterable[Sequence[str]]) -> Iterator[SentenceScore]:
+    """Score each line as it comes; under "carry" a line goes on from the state the one before left."""
+    if has_hidden_states(model):
+        yield from hmm_score.score_lines(model, lines)
+        return
+    carry: Any = None
+    for line in lines:
+        words, ids = encode_sentence(model.vocabulary, line, eos=True)
+        log_probs, after = read(model, ids, carry)
+        tokens = _tokens(model.vocabulary, words, ids, log_probs)
+        yield SentenceScore(
+            log_prob=total(log_probs),
+            num_tokens=len(tokens),
+            num_oov=sum(t.oov for t in tokens),
+            num_unk=sum(t.word == UNK for t in tokens),
+            tokens=tokens,
+        )
+        carry = after if model.rule == "carry" else None
+
+
+def next_distribution(model: Any, context: str | Sequence[str] = "") -> WordDistribution:
+    """Compute p(x | context) of every word x; words beyond the vocabulary are read as <unk>."""
+    if has_hidden_states(model):
+        return hmm_next_word.next_distribution(model, context)
+    carry = _after(model, encode_words(model.vocabulary, context).ids)
+    return WordDistribution(model.vocabulary, model.next_word_probabilities(carry)[0].cpu().numpy())
+
+
+def _after(model: Any, ids: Sequence[int]) -> Any:
+    passed = read(model, ids)
+    if -math.inf in passed.log_probs:
+        raise hmm_next_word.impossible_context()
+    return passed.carry
+
+
+def sample(
+    model: Any,
+    n: int = 1,
+    prompt: str | Sequence[str] = "",
+    max_tokens: int = 100,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    scores: bool = False,
+    seed: Any = 0,
+) -> list[Sample]:
+    """Draw `n` texts that begin with `prompt`, word by word from p(x_t | x_<t), each up to its <eos> or `max_tokens` words."""
+    if has_hidden_states(model):
+        wishes: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        return hmm_sample.sample(model, n, prompt, max_tokens, **wishes, scores=scores, seed=seed)
+    if n < 1 or max_tokens < 1:
+        raise QueryError(f"asked for {n} texts of {max_tokens} words at most, expected at least 1 of each")
+    weighing = Weighing(temperature, top_k, top_p)
+    vocabulary, generator = model.vocabulary, generator_of(seed)
+    given = encode_words(vocabulary, prompt)
+    if scores or given.ids:
+        _after(model, given.ids)  # refuses an impossible prompt
+    result = []
+    for first in range(0, n, _AT_ONCE):
+        for ids, log_prob in _draw(model, given.ids, min(_AT_ONCE, n - first), max_tokens, weighing, generator):
+            ended = ids[-1] == vocabulary.eos
+            words = tuple(vocabulary.words[i] for i in (ids[:-1] if ended else ids))
+            text = " ".join([*given.words, *words])
+            result.append(Sample(text, words, ended, weighing.exact, log_prob if scores else None))
+    return result
+
+
+def _draw(
+    model: "PredictiveModel",
+    prompt: Sequence[int],
+    count: int,
+    max_tokens: int,
+    weighing: Weighing,
+    generator: torch.Generator,
+) -> Iterator[tuple[list[int], float]]:
+    """Ids of `count` texts, each up to and with its <eos>, or of `max_tokens` words; and log p of each after the prompt.
+
+    All texts are read to the end of the longest: a carry is opaque, and cannot lose rows.
+    """
+    carry = model.start(count)
+    prompt = _since_restart(model, prompt)
+    if prompt:
+        tokens = torch.tensor([prompt]).expand(count, -1).contiguous()
+        _, carry = model.score_batch(tokens, torch.full((count,), len(prompt)), carry)
+    texts: list[list[int]] = [[] for _ in range(count)]
+    log_probs = [0.0] * count
+    going = set(range(count))
+    one = torch.ones(count, dtype=torch.int64)
+    for _ in range(max_tokens):
+        weights = weighing(model.next_word_probabilities(carry).cpu())
+        sums = weights.cumsum(dim=1)
+        uniform = torch.rand(count, 1, generator=generator, dtype=torch.float64)
+        words = torch.searchsorted(sums, uniform * sums[:, -1:], right=True)[:, 0].clamp(max=weights.shape[1] - 1)
+        scored, carry = model.score_batch(words[:, None], one, carry)
+        for i in sorted(going):
+            texts[i].append(int(words[i]))
+            log_probs[i] += float(scored[i, 0])
+            if int(words[i]) == model.vocabulary.eos:
+                going.discard(i)
+        if not going:
+            break
+    yield from zip(texts, log_probs, strict=True)
+
+
+def _since_restart(model: Any, ids: Sequence[int]) -> list[int]:
+    """The words that matter: under "reset" those after the last <eos>."""
+    ids = list(ids)
+    if model.rule != "reset" or model.vocabulary.eos not in ids:
+        return ids
+    return ids[len(ids) - ids[::-1].index(model.vocabulary.eos) :]
+
+
+def without_states(model: Any, name: str, what: str) -> str:
+    """Why `what` cannot be asked of a model without hidden states, and of whom it can."""
+    inside = [str(each) for each in getattr(model, "hmm_folders", ())]
+    remedy = f"ask the HMM inside: {', '.join(inside)}" if inside else "give a run of vlhmm train"
+    kind = "a mixture" if hasattr(model, "components") else "a baseline"
+    return (
+        f"{name} holds {kind}, which has no hidden states to ask: {what} has no exact answer; "
+        f"evaluate, score, next and sample have; {remedy}"
+    )
