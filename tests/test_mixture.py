@@ -375,3 +375,23 @@ def test_a_saved_mixture_does_not_need_its_sources(tmp_path):
     assert evaluate(vlhmm.load_any(tmp_path / "mixed"), text).perplexity == pytest.approx(
         evaluate(kneser_ney(), text).perplexity, rel=1e-12
     )
+
+
+def test_train_mix_kn_saves_the_mixture_beside(runs, tmp_path, capsys):
+    texts = [str(runs / "train.txt"), "--valid", str(runs / "valid.txt"), "--quiet"]
+    options = ["--preset", "tiny", "--states", "32", "--blocks", "8", "--epochs", "3", "--mix", "kn"]
+    out = str(tmp_path / "hmm")
+    assert main(["train", *texts, *options, "--out", out, "--format", "json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    mixed, parts = summary["mixture"], summary["mixture"]["components"]
+    assert mixed["run"] == f"{out}-mixture" and mixed["perplexity"] <= min(part["perplexity"] for part in parts) + 1e-9
+    assert_allclose(vlhmm.load_any(mixed["run"]).perplexity(runs / "valid.txt").perplexity, mixed["perplexity"])
+    kneser_ney = vlhmm.load_any(runs / "kn")
+    valid = encode((line.split() for line in (runs / "valid.txt").read_text().splitlines()), kneser_ney.vocabulary)
+    assert_allclose(evaluate(kneser_ney, valid).perplexity, parts[1]["perplexity"])
+    assert main(["train", *texts, *options, "--out", out]) == 0  # again: the finished run, mixed anew
+    assert "mixture" in capsys.readouterr().out
+    assert main(["train", *texts, *options, "--out", out, "--mix-out", str(runs / "kn")]) == 2
+    assert "would overwrite it" in capsys.readouterr().err
+    assert main(["train", *texts, *options, "--out", out, "--mix-out", out]) == 2
+    assert "own folder" in capsys.readouterr().err

@@ -37,6 +37,7 @@ examples:
                                                                        and learns the words the LSTM would go on with
   vlhmm train ptb --preset em-ptb --guide runs/lstm --set training.guide_text=5500000 --out runs/read
                                                                        and reads what the LSTM writes
+  vlhmm train train.txt --valid valid.txt --out runs/mine --mix kn     and its mixture with Kneser-Ney: runs/mine-mixture
   vlhmm train ptb --preset em-ptb --dry-run                            parameters, memory, time; nothing is written
 
 presets (vlhmm train --list-presets shows them with their settings):
@@ -66,6 +67,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="a trained LSTM's folder: clusters of its hidden vectors are evidence about the states until near the end",
     )
     parser.add_argument("--out", metavar="RUN", help="the run's folder")
+    parser.add_argument(
+        "--mix",
+        choices=("kn",),
+        help="afterwards estimate a Kneser-Ney 5-gram too, and save the mixture of both (see vlhmm mix)",
+    )
+    parser.add_argument("--mix-out", metavar="RUN", help="the mixture's folder (default: RUN-mixture beside --out)")
     parser.add_argument("--preset", metavar="NAME", default="default", help="a whole configuration (default: default)")
     parser.add_argument(
         "--set", metavar="A.B=C", action="append", default=[], help="change one setting; may be repeated"
@@ -114,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("TRAIN is missing: a text file, - for standard input, or sotu, ptb, wikitext-2")
     if not args.out and not args.dry_run:
         raise ConfigError("--out is missing: the folder for the run, e.g. --out runs/first")
+    mixture = mixture_folder(args)
     config = configured(args, override, preset)
     device = setup(args)
     from vlhmm.data import Vocabulary
@@ -166,6 +174,11 @@ def run(args: argparse.Namespace) -> int:
         "parameters": result.num_parameters,
         "seconds": round(result.seconds, 1),
     }
+    if mixture and result.stopped_by != "interrupt" and summary["best_valid"]:
+        note("Kneser-Ney 5-gram, and its mixture with the HMM ...")
+        summary["mixture"] = mix_with_kneser_ney(
+            args.out, corpus, mixture, config.training.context, args.memory, device
+        )
     if args.format == "json":
         print(json.dumps(summary))
     else:
@@ -181,7 +194,53 @@ def run(args: argparse.Namespace) -> int:
             else "not validated yet"
         )
         print(f"{args.out}: {state}; {best}; {result.num_parameters:,} parameters; {clock(result.seconds)}")
+        if "mixture" in summary:
+            from vlhmm.cli.mix import described
+
+            print("\n".join(described(summary["mixture"])))
     return 130 if result.stopped_by == "interrupt" else 0
+
+
+def mixture_folder(args: argparse.Namespace) -> str | None:
+    """Where the mixture of --mix goes; None without one. Refused before anything is trained."""
+    from pathlib import Path
+
+    from vlhmm.errors import ConfigError
+
+    if not args.mix:
+        if args.mix_out:
+            raise ConfigError("--mix-out says where the mixture of --mix goes; add --mix kn, or leave it out")
+        return None
+    if not args.out:
+        return None  # a dry run
+    folder = args.mix_out or f"{str(args.out).rstrip('/')}-mixture"
+    if Path(folder).resolve() == Path(args.out).resolve():
+        raise ConfigError(f"--mix-out {folder} is the HMM's own folder; choose another")
+    from vlhmm.evaluation.mixture import check_target
+
+    check_target(Path(folder))
+    return folder
+
+
+def mix_with_kneser_ney(
+    run_folder: str, corpus: Any, out: str, rule: Any, memory: int | None = None, device: str = "cpu"
+) -> dict[str, Any]:
+    """Estimate a Kneser-Ney 5-gram and save its mixture with the HMM of a run; perplexities on the validation text."""
+    import tempfile
+    from pathlib import Path
+
+    import vlhmm
+    from vlhmm.baselines.kneser_ney import estimate, save
+    from vlhmm.cli.mix import Part, mix_runs
+
+    with tempfile.TemporaryDirectory() as folder:  # the mixture keeps a copy of its own
+        kneser_ney = estimate(corpus.train, corpus.vocabulary, order=5)
+        save(kneser_ney, folder)
+        parts = [
+            Part(run_folder, Path(run_folder), vlhmm.load(run_folder, memory=memory, device=device)),
+            Part("Kneser-Ney 5-gram", Path(folder), kneser_ney),
+        ]
+        return mix_runs(parts, corpus.valid, "the validation text", out, rule)
 
 
 def finite(value: float) -> float | None:
