@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from vlhmm import inference
 from vlhmm.components.chain_inputs import Carry, Pairs, last_carry, pair_codes
 from vlhmm.constraints.constraint import Constraint
-from vlhmm.data.text import encode, read_lines
+from vlhmm.data.tokenizer import TokenVocabulary, encode_file
 from vlhmm.data.user_text import DEFAULT_MEMORY as QUERY_MEMORY
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.distributions import Tables
@@ -34,6 +34,9 @@ from vlhmm.queries.prefix import State, begin
 from vlhmm.queries.sample import Sample, sample
 from vlhmm.queries.score import TokenScore, score, token_scores
 from vlhmm.queries.word_posterior import Surprise, spot, word_posterior, word_posteriors
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 DEFAULT_MEMORY = 6 << 30  # bytes of transition tiles kept while scoring
 Words = str | Sequence[str]  # a text, split at blanks, or its words
@@ -125,6 +128,11 @@ class HMMLanguageModel:
             )
 
     # ---- what it is
+
+    @property
+    def tokenizer(self) -> "Tokenizer | None":
+        """The tokenizer whose ids the model is over; None for a model over words."""
+        return self.vocabulary.tokenizer if isinstance(self.vocabulary, TokenVocabulary) else None
 
     def __repr__(self) -> str:
         return "HMMLanguageModel(" + ", ".join(f"{name}={value}" for name, value in self._about().items()) + ")"
@@ -285,7 +293,7 @@ class HMMLanguageModel:
             >>> model.perplexity(text_file).tokens
             120
         """
-        text = encode(read_lines(path), self.vocabulary)
+        text = encode_file(path, self.vocabulary)
         return evaluate(self, text, context or self.rule, streams)  # type: ignore[arg-type]
 
     # ---- the next word

@@ -120,7 +120,8 @@ def load_run_texts(model: Any, names: list[str], data_dir: str | None) -> Iterat
     """(name, Text) for files, '-' and corpora; a corpus name stands for its valid and test splits."""
     import os
 
-    from vlhmm.data import CORPORA, encode, load_corpus, read_lines
+    from vlhmm.data import CORPORA, load_corpus
+    from vlhmm.data.tokenizer import encode_file
 
     for name in names:
         corpus_name, _, split = name.partition(":")
@@ -136,7 +137,7 @@ def load_run_texts(model: Any, names: list[str], data_dir: str | None) -> Iterat
                     raise ConfigError(f"{name}: a corpus has the splits train, valid and test")
                 yield f"{corpus_name}:{part}", getattr(corpus, part)
         else:
-            yield name, encode(read_lines(name), model.vocabulary)
+            yield name, encode_file(name, model.vocabulary)
 
 
 @contextmanager

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     gold = read_lines(args.gold) if args.gold else None
     counts = TagCounts()
     with Answers("none" if args.summary else args.format) as answer:
-        for number, words in enumerate(read_lines(args.file), start=1):
+        for number, words in enumerate(read_lines(args.file, model.vocabulary.split), start=1):
             tags = _tags(gold, args.gold, number, words) if gold is not None else None
             if not words:
                 continue

@@ -63,6 +63,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """0 when every text is filled."""
+    from vlhmm.lattice.template import MASK
     from vlhmm.queries.infill import prepare
 
     constraint = constraint_of(args)
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     several = args.text == "-"
     single = not several and args.mode != "sample"
     with Answers(args.format, single) as answer:
-        for number, words in texts_of(args.text):
+        for number, words in texts_of(args.text, lambda text: model.vocabulary.split_around(text, MASK)):
             note_oov(note, model.vocabulary, words)
             try:
                 ready = prepare(model, words, constraint, args.scope, not args.open, args.allow_eos, memory_of(args))
@@ -87,19 +88,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _sample(args: argparse.Namespace, ready: Any, logs: Logs, about: dict, answer: Answers) -> None:
     for fill in ready.sample(args.n, args.seed):
-        _fill(fill, "sample", {"seed": args.seed}, logs, about, answer)
+        _fill(ready, fill, "sample", {"seed": args.seed}, logs, about, answer)
 
 
 def _best(args: argparse.Namespace, ready: Any, logs: Logs, about: dict, answer: Answers) -> None:
     best = ready.best()
     more = {} if best.log_prob_path is None else {"path_log_prob": logs(best.log_prob_path)}
-    _fill(best.fill, best.criterion, more, logs, about, answer)
+    _fill(ready, best.fill, best.criterion, more, logs, about, answer)
 
 
-def _fill(fill: Any, exact: str, more: dict, logs: Logs, about: dict, answer: Answers) -> None:
+def _fill(ready: Any, fill: Any, exact: str, more: dict, logs: Logs, about: dict, answer: Answers) -> None:
     record = {
         "text": fill.text,
-        "gaps": [" ".join(words) for words in fill.gaps],
+        "gaps": [ready.model.vocabulary.join(words) for words in fill.gaps],
         "exact": exact,
         "log_prob": logs(fill.log_prob),
         "probability": math.exp(fill.log_prob),

@@ -96,7 +96,7 @@ def _phrase(args: argparse.Namespace, model: Any, logs: Logs, answer: Answers) -
     from vlhmm.queries.information import phrase_probability
 
     phrase = " ".join(args.operands)
-    note_oov(note_to(args.quiet), model.vocabulary, args.context.split())
+    note_oov(note_to(args.quiet), model.vocabulary, model.vocabulary.split(args.context))
     found = phrase_probability(model, phrase, args.words, args.context, not args.one_sentence, memory_of(args))
     record = {
         "phrase": phrase,
@@ -116,7 +116,7 @@ def _kl(args: argparse.Namespace, model: Any, logs: Logs, answer: Answers) -> No
     other = load_model(args, args.operands[0])
     total = ratio = 0.0
     tokens = 0
-    for words in read_lines(args.operands[1] if len(args.operands) > 1 else "-"):
+    for words in read_lines(args.operands[1] if len(args.operands) > 1 else "-", model.vocabulary.split):
         found = kl_on_text(model, other, words)
         total += found.kl * found.num_tokens
         ratio += found.log_ratio * found.num_tokens

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     logs, note = Logs(args), note_to(args.quiet)
     several = args.context == "-"
     with Answers(args.format, single=not several) as answer:
-        for number, words in texts_of(args.context):
+        for number, words in texts_of(args.context, model.vocabulary.split):
             note_oov(note, model.vocabulary, words)
             try:
                 found = next_distribution(model, words)
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             except VlhmmError as error:
                 raise on_line(number, several, error) from None
             record = {
-                "context": " ".join(words),
+                "context": model.vocabulary.join(words),
                 "rule": model.rule,
                 "log_base": logs.name,
                 "entropy": logs(found.entropy),
@@ -72,5 +72,5 @@ def run(args: argparse.Namespace) -> int:
                 ],
             }
             lines = [f"{w.probability:.6f}\t{logs.shown(w.log_prob)}\t{w.word}" for w in best]
-            answer(record, [f"# probability\tlog base {logs.name}\tword after: {' '.join(words)}", *lines])
+            answer(record, [f"# probability\tlog base {logs.name}\tword after: {model.vocabulary.join(words)}", *lines])
     return 0

@@ -114,14 +114,14 @@ def memory_of(args: argparse.Namespace) -> float:
     return args.memory or DEFAULT_MEMORY
 
 
-def texts_of(argument: str | None) -> Iterator[tuple[int, list[str]]]:
+def texts_of(argument: str | None, split: Callable[[str], list[str]] = str.split) -> Iterator[tuple[int, list[str]]]:
     """(line number, words): the argument itself as one text, or the lines of standard input for "-"."""
     if argument != "-":
-        yield 1, (argument or "").split()
+        yield 1, split(argument or "")
         return
     for number, raw in enumerate(sys.stdin.buffer, start=1):
         try:
-            yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").split()
+            yield number, split(raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"))
         except UnicodeDecodeError:
             raise DataError(f"standard input, line {number}: not UTF-8; convert the text to UTF-8") from None
 

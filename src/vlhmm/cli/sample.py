@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if constraint is not None and not has_hidden_states(model):
         raise ConfigError(without_states(model, args.run_folder, "a constrained sample"))
     logs, note = Logs(args), note_to(args.quiet)
-    note_oov(note, model.vocabulary, args.prompt.split())
+    note_oov(note, model.vocabulary, model.vocabulary.split(args.prompt))
     about: dict[str, Any] = {}
     if constraint is not None:
         longest = 30 if args.max_tokens is None else args.max_tokens

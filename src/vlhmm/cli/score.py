@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     sentences = tokens = oov = 0
     total = 0.0
     with Answers(args.format) as answer:
-        for number, scored in enumerate(score_lines(model, read_lines(args.file)), start=1):
+        for number, scored in enumerate(score_lines(model, read_lines(args.file, model.vocabulary.split)), start=1):
             record: dict[str, Any] = {
                 "line": number,
                 "log_prob": logs.number(scored.log_prob),

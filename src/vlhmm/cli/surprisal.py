@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     logs = Logs(args)
     worst: list[tuple[float, int, int, Any]] = []  # a heap whose top is the most expected of those kept
     with Answers(args.format) as answer:
-        for number, words in enumerate(read_lines(args.file), start=1):
+        for number, words in enumerate(read_lines(args.file, model.vocabulary.split), start=1):
             try:
                 found = spot(model, words, args.top_k, memory=memory_of(args)) if words else []
             except VlhmmError as error:

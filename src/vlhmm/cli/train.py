@@ -38,6 +38,10 @@ examples:
   vlhmm train ptb --preset em-ptb --guide runs/lstm --set training.guide_text=5500000 --out runs/read
                                                                        and reads what the LSTM writes
   vlhmm train train.txt --valid valid.txt --out runs/mine --mix kn     and its mixture with Kneser-Ney: runs/mine-mixture
+
+
+  vlhmm train samples.jsonl --valid held-out.jsonl --tokenizer tokenizer.json --out runs/tokens
+                                                                       over subword ids; JSON lines of texts or ids
   vlhmm train ptb --preset em-ptb --dry-run                            parameters, memory, time; nothing is written
 
 presets (vlhmm train --list-presets shows them with their settings):
@@ -83,6 +87,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--context", choices=("reset", "carry"), help="short for --set training.context=…")
     parser.add_argument("--paths", metavar="FILE", help="blocks from a wcluster paths file instead of clustering")
     parser.add_argument("--vocab", metavar="FILE", help="a given vocabulary, one word a line")
+    parser.add_argument(
+        "--tokenizer", metavar="PATH", help="a Hugging Face tokenizer.json: a model over its ids (pip install 'vlhmm[llm]')"
+    )
+    parser.add_argument(
+        "--end-of-text", metavar="TOKEN", help="the tokenizer's token after every text (default: <|im_end|>, </s>, ...)"
+    )
     parser.add_argument("--max-vocab", type=int, metavar="N", help="keep the N most frequent words")
     parser.add_argument("--min-count", type=int, default=1, metavar="N", help="keep words seen N times or more")
     parser.add_argument("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie (default: $VLHMM_DATA)")
@@ -124,12 +134,11 @@ def run(args: argparse.Namespace) -> int:
     mixture = mixture_folder(args)
     config = configured(args, override, preset)
     device = setup(args)
-    from vlhmm.data import Vocabulary
-    from vlhmm.data.text import encode, read_lines
+    from vlhmm.data.tokenizer import encode_file
     from vlhmm.training import trainer
 
     note = note_to(args.quiet)
-    vocabulary = Vocabulary.read(args.vocab) if args.vocab else None
+    vocabulary = given_vocabulary(args)
     args.max_vocab, args.min_count = config.max_vocab, config.min_count  # --set may have named them
     corpus = load_training_corpus(args, vocabulary)
     note(
@@ -137,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
         f"{len(corpus.vocabulary):,} words, {corpus.train.num_oov:,} tokens out of vocabulary"
     )
     if args.extra:
-        extra = encode(read_lines(args.extra), corpus.vocabulary)
+        extra = encode_file(args.extra, corpus.vocabulary)
         corpus = corpus._replace(extra=extra)
         note(f"{args.extra}: {extra.num_tokens:,} extra tokens, {extra.num_oov:,} out of vocabulary")
     blocks = given_blocks(args, config, corpus)
@@ -243,6 +252,22 @@ def mix_with_kneser_ney(
         return mix_runs(parts, corpus.valid, "the validation text", out, rule)
 
 
+def given_vocabulary(args: argparse.Namespace) -> Any:
+    """The vocabulary of --vocab or --tokenizer; None to learn one from the text."""
+    from vlhmm.data import Vocabulary
+    from vlhmm.data.tokenizer import TokenVocabulary
+    from vlhmm.errors import ConfigError
+
+    if args.end_of_text and not args.tokenizer:
+        raise ConfigError("--end-of-text names a token of --tokenizer; give both")
+    if not args.tokenizer:
+        return Vocabulary.read(args.vocab) if args.vocab else None
+    for option, given in (("--vocab", args.vocab), ("--paths", args.paths), ("--guide", args.guide)):
+        if given:
+            raise ConfigError(f"--tokenizer does not go with {option}; drop one")
+    return TokenVocabulary.read(args.tokenizer, args.end_of_text)
+
+
 def finite(value: float) -> float | None:
     return value if value < float("inf") else None
 
@@ -292,14 +317,13 @@ def given_blocks(args: argparse.Namespace, config: Any, corpus: Any) -> Any:
     if not args.paths:
         return None
     from vlhmm.clustering import read_paths
-    from vlhmm.data import EOS
     from vlhmm.errors import ConfigError
     from vlhmm.training.make_blocks import partition
 
     if config.model.constraint != "brown":
         raise ConfigError(f"--paths gives blocks, model.constraint={config.model.constraint} makes its own; drop one")
     # wcluster knows no <eos>: where the file has none, it gets a block of its own
-    read = read_paths(args.paths, corpus.vocabulary.words, own_block=(EOS,))
+    read = read_paths(args.paths, corpus.vocabulary.words, own_block=(corpus.vocabulary.words[corpus.vocabulary.eos],))
     if read.num_blocks != config.model.num_blocks:
         raise ConfigError(
             f"{args.paths} has {read.num_blocks} blocks, the model {config.model.num_blocks}; add --blocks {read.num_blocks}"

@@ -20,6 +20,7 @@ from vlhmm.data.atomic_io import STDIN, write_atomically
 from vlhmm.data.sotu import VERSION as SOTU_VERSION
 from vlhmm.data.sotu import sotu_lines
 from vlhmm.data.text import Text, encode, learn, read_lines
+from vlhmm.data.tokenizer import encode_file
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import ConfigError, DataError
 
@@ -162,11 +163,11 @@ def load_texts(
     if vocabulary is None:
         vocabulary, train = learn(read_lines(train_path), max_vocab, min_count)
     else:
-        train = encode(read_lines(train_path), vocabulary)
+        train = encode_file(train_path, vocabulary)
     if not train.num_words:
         raise DataError(f"{train_path} holds nothing but empty lines, expected words to train on")
-    valid = encode(read_lines(valid_path), vocabulary)
-    test = None if test_path is None else encode(read_lines(test_path), vocabulary)
+    valid = encode_file(valid_path, vocabulary)
+    test = None if test_path is None else encode_file(test_path, vocabulary)
     return Corpus(str(train_path), vocabulary, train, valid, test)
 
 

@@ -67,8 +67,11 @@ def lines(text: Text, first: int, last: int) -> Text:
     return Text(text.tokens[start:end], text.offsets[first : last + 1] - start, 0, len(unk), 0, unk)
 
 
-def read_lines(path: str | Path) -> Iterator[list[str]]:
-    """The words of each line of a file, plain or gzip, or of standard input ("-"); lazily, line by line."""
+def read_lines(path: str | Path, split: Callable[[str], list[str]] = str.split) -> Iterator[list[str]]:
+    """The words of each line of a file, plain or gzip, or of standard input ("-"); lazily, line by line.
+
+    `split` cuts a line into words: at blanks, or as a tokenizer does (`Vocabulary.split`).
+    """
     name = display_name(path)
     number = 0
     with open_bytes(path) as stream:
@@ -76,7 +79,7 @@ def read_lines(path: str | Path) -> Iterator[list[str]]:
             for number, raw in enumerate(stream, start=1):
                 # The first line may open with a byte order mark, which is no part of its first word.
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                words = line.split()
+                words = split(line.rstrip("\r\n"))
                 if EOS in line and EOS in words:
                     raise DataError(f"{name}, line {number}: {_LITERAL_EOS}")
                 yield words

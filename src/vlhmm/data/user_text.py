@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from vlhmm.data.vocabulary import EOS, Vocabulary
+from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import QueryError
 
 
@@ -20,15 +20,15 @@ class Words(NamedTuple):
 
 
 def encode_words(vocabulary: Vocabulary, text: str | Sequence[str]) -> Words:
-    """The words of `text` (split at blanks, if it is a string); no <eos> is added."""
-    words = text.split() if isinstance(text, str) else [str(word) for word in text]
+    """The words of `text` (split by the vocabulary, if it is a string); no <eos> is added."""
+    words = vocabulary.split(text) if isinstance(text, str) else [str(word) for word in text]
     return Words(words, [vocabulary.id_of.get(word, vocabulary.unk) for word in words])
 
 
 def encode_sentence(vocabulary: Vocabulary, text: str | Sequence[str], eos: bool) -> Words:
     """The words of `text`, followed by <eos> if `eos`."""
     words, ids = encode_words(vocabulary, text)
-    return Words([*words, EOS], [*ids, vocabulary.eos]) if eos else Words(words, ids)
+    return Words([*words, vocabulary.words[vocabulary.eos]], [*ids, vocabulary.eos]) if eos else Words(words, ids)
 
 
 def known_word(vocabulary: Vocabulary, word: str) -> int:

@@ -3,8 +3,9 @@
 Knows nothing of files of text, of blocks or of models.
 """
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
@@ -52,6 +53,18 @@ class Vocabulary:
 
     def __repr__(self) -> str:
         return f"Vocabulary({len(self):,} words)"
+
+    def split(self, text: str) -> list[str]:
+        """The words of a text, as this vocabulary cuts it: at blanks."""
+        return text.split()
+
+    def split_around(self, text: str, marker: re.Pattern[str]) -> list[str]:
+        """The words of a text in which markers such as [MASK] stand for words: a marker is one word."""
+        return text.split()
+
+    def join(self, words: Sequence[str]) -> str:
+        """The text of some words: with blanks between them."""
+        return " ".join(words)
 
     def encode(self, words: Iterable[str]) -> np.ndarray:
         """Ids of `words`, int32; what is not in the vocabulary becomes <unk>. No <eos> is added."""

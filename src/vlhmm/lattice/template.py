@@ -15,11 +15,11 @@ import numpy as np
 
 from vlhmm.constraints.automaton import Automaton
 from vlhmm.data.user_text import gibibytes
-from vlhmm.data.vocabulary import EOS, Vocabulary
+from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import QueryError
 from vlhmm.process import Process
 
-_MASK = re.compile(r"\[MASK(?::(\d+)(?:-(\d+))?)?\]")
+MASK = re.compile(r"\[MASK(?::(\d+)(?:-(\d+))?)?\]")
 _MAX_GAP = 10_000
 
 
@@ -42,14 +42,14 @@ Item = Fixed | Gap
 
 def parse_template(vocabulary: Vocabulary, text: str | Sequence[str]) -> tuple[list[Item], list[str]]:
     """(items, words as written) of a text with [MASK], [MASK:n] and [MASK:a-b]; no <eos> is added."""
-    words = text.split() if isinstance(text, str) else [str(word) for word in text]
+    words = vocabulary.split_around(text, MASK) if isinstance(text, str) else [str(word) for word in text]
     return [_item(vocabulary, word) for word in words], words
 
 
 def _item(vocabulary: Vocabulary, word: str) -> Item:
     if not word.startswith("[MASK"):
         return Fixed(vocabulary.id_of.get(word, vocabulary.unk))
-    match = _MASK.fullmatch(word)
+    match = MASK.fullmatch(word)
     if not match:
         raise QueryError(f"malformed mask {word!r}, expected [MASK], [MASK:n] or [MASK:a-b]")
     low, high = match.groups()
@@ -178,6 +178,6 @@ def check_memory(plan: Plan, num_states: int, budget: float) -> None:
 
 def with_end(items: list[Item], words: list[str], vocabulary: Vocabulary, eos: bool) -> tuple[list[Item], list[str]]:
     """The items, followed by an <eos> that no constraint reads, if `eos` and the text does not end in one."""
-    if not eos or (words and words[-1] == EOS):
+    if not eos or (words and words[-1] == vocabulary.words[vocabulary.eos]):
         return items, words
-    return [*items, Fixed(vocabulary.eos, read=False)], [*words, EOS]
+    return [*items, Fixed(vocabulary.eos, read=False)], [*words, vocabulary.words[vocabulary.eos]]

@@ -103,7 +103,7 @@ class Infilling:
     def log_prob(self, *gaps: str | Sequence[str]) -> float:
         """log p(fill | observed, constraint) of the fill given as one text a gap; -inf if it is not
         allowed."""
-        wanted = [words.split() if isinstance(words, str) else list(words) for words in gaps]
+        wanted = [self.model.vocabulary.split(words) if isinstance(words, str) else list(words) for words in gaps]
         slots = [item for item in self.plan.items if isinstance(item, Gap)]
         if len(wanted) != len(slots):
             raise QueryError(f"the text has {len(slots)} gaps, got words for {len(wanted)}")
@@ -153,7 +153,7 @@ class Infilling:
                 if self.plan.items and self.plan.items[-1] == Fixed(self.model.vocabulary.eos, read=False):
                     written.pop()
                 ids = self._whole(gaps)
-                known[key] = Fill(" ".join(written), texts, score_ids(self.model, ids) - self._log_total, ids)
+                known[key] = Fill(self.model.vocabulary.join(written), texts, score_ids(self.model, ids) - self._log_total, ids)
             result.append(known[key])
         return result
 

@@ -131,7 +131,7 @@ def sample(
         for ids, log_prob in _draw(model, given.ids, min(_AT_ONCE, n - first), max_tokens, weighing, generator):
             ended = ids[-1] == vocabulary.eos
             words = tuple(vocabulary.words[i] for i in (ids[:-1] if ended else ids))
-            text = " ".join([*given.words, *words])
+            text = vocabulary.join([*given.words, *words])
             result.append(Sample(text, words, ended, weighing.exact, log_prob if scores else None))
     return result
 

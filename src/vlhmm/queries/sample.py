@@ -86,7 +86,7 @@ def sample(
         ended = bool(ids) and ids[-1] == vocabulary.eos
         words = tuple(vocabulary.words[i] for i in (ids[:-1] if ended else ids))
         log_prob = score_ids(model, [*given.ids, *ids]) - base if scores else None
-        result.append(Sample(" ".join([*given.words, *words]), words, ended, weighing.exact, log_prob))
+        result.append(Sample(vocabulary.join([*given.words, *words]), words, ended, weighing.exact, log_prob))
     return result
 
 
@@ -103,8 +103,9 @@ class Constrained(NamedTuple):
 
     def draw(self, n: int, seed: Any = 0) -> list[Sample]:
         """`n` exact samples, each with its log p(text | prompt, constraint, its end in time)."""
+        vocabulary = self.ready.model.vocabulary
         return [
-            Sample(" ".join([*self.prompt, *fill.gaps[0]]), fill.gaps[0], True, True, fill.log_prob)
+            Sample(vocabulary.join([*self.prompt, *fill.gaps[0]]), fill.gaps[0], True, True, fill.log_prob)
             for fill in self.ready.sample(n, seed)
         ]
 
@@ -123,7 +124,7 @@ def constrained(
     given = encode_words(vocabulary, prompt)
     end = Fixed(vocabulary.eos, read=False)
     items: list[Item] = [*(Fixed(i) for i in given.ids), Gap(0, max_tokens), end]
-    words = [*given.words, f"[MASK:0-{max_tokens}]", "<eos>"]
+    words = [*given.words, f"[MASK:0-{max_tokens}]", vocabulary.words[vocabulary.eos]]
     return Constrained(prepare_items(model, items, words, constraint, scope, False, memory), given.words)
 
 

@@ -7,7 +7,10 @@ import numpy as np
 from vlhmm.clustering import cluster_words, frequency_blocks
 from vlhmm.clustering.blocks import Blocks, allocate_states
 from vlhmm.components.config import ModelConfig
+from vlhmm.data.tokenizer import TokenVocabulary
 from vlhmm.data.vocabulary import Vocabulary
+from vlhmm.errors import ConfigError
+from vlhmm.training.unseen_tokens import token_blocks
 
 MOST = 2  # times the equal share of states, at most, to one block: tiles take the room of the largest
 
@@ -21,6 +24,8 @@ def make_blocks(
 ) -> Blocks:
     """Which states may emit which words, from the training text."""
     vocab_size = len(vocabulary)
+    if isinstance(vocabulary, TokenVocabulary) and config.constraint != "brown":
+        raise ConfigError(f"a model over a tokenizer's ids takes model.constraint=brown, got {config.constraint}")
     if config.constraint == "none":
         return Blocks.none(vocab_size, config.num_states)
     if config.constraint == "uniform":
@@ -33,6 +38,8 @@ def make_blocks(
             f"{config.num_blocks} Brown clusters in {result.seconds:.1f} s, average mutual information {result.ami_bits:.3f} bits"
         )
         block_of_word = result.block_of_word
+        if isinstance(vocabulary, TokenVocabulary):
+            block_of_word = token_blocks(result, tokens, vocabulary, config.exchange_sweeps)
     return partition(config, block_of_word, tokens)
 
 

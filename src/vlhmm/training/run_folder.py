@@ -1,10 +1,11 @@
 """A run's folder: config.json, vocabulary.txt, blocks.tsv, model.safetensors, calibration.json, journal.jsonl, checkpoint/;
-and teacher.txt.gz, what a teacher wrote for it.
+teacher.txt.gz, what a teacher wrote for it; and tokenizer.json, where the model is over subword ids.
 
 Every file is written to a temporary name, synced and renamed: a kill at any moment leaves the old
 one or the new one. Nothing is pickled; loading runs no code from the files.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from torch import Tensor
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.config import from_dict, to_dict, to_json
 from vlhmm.data.atomic_io import replace_atomically, write_atomically
+from vlhmm.data.tokenizer import TokenVocabulary
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError
 from vlhmm.training.calibration import Factors
@@ -34,6 +36,7 @@ class RunFolder:
         self.config_path, self.vocabulary_path = self.path / "config.json", self.path / "vocabulary.txt"
         self.blocks_path, self.model_path = self.path / "blocks.tsv", self.path / "model.safetensors"
         self.journal_path, self.checkpoint_path = self.path / "journal.jsonl", self.path / "checkpoint"
+        self.tokenizer_path = self.path / "tokenizer.json"
         self.calibration_path, self.text_path = self.path / "calibration.json", self.path / "teacher.txt.gz"
 
     # ---- what a run is
@@ -45,6 +48,9 @@ class RunFolder:
         """Writes what never changes; config.json last, so that a folder with one is whole."""
         self.path.mkdir(parents=True, exist_ok=True)
         vocabulary.write(self.vocabulary_path)
+        if isinstance(vocabulary, TokenVocabulary):
+            write_atomically(self.tokenizer_path, vocabulary.content)
+            corpus = {**corpus, "tokenizer": {"sha256": vocabulary.sha256, "end": vocabulary.end}}
         content = {**to_dict(config), "corpus": corpus}
         write_atomically(self.config_path, (json.dumps(content, indent=2) + "\n").encode())
 
@@ -79,7 +85,21 @@ class RunFolder:
         return content
 
     def vocabulary(self) -> Vocabulary:
-        return Vocabulary.read(self.vocabulary_path)
+        """The words of the run, or the ids of its tokenizer, which must be the one it was trained with."""
+        about = self._json(self.config_path).get("corpus", {}).get("tokenizer")
+        if about is None:
+            return Vocabulary.read(self.vocabulary_path)
+        try:
+            content = self.tokenizer_path.read_bytes()
+        except OSError:
+            raise CheckpointError(
+                f"{self.path} has no {self.tokenizer_path.name}, which its ids belong to; put it back, or train again"
+            ) from None
+        if hashlib.sha256(content).hexdigest() != about.get("sha256"):
+            raise CheckpointError(
+                f"{self.tokenizer_path} is not the tokenizer this run was trained with (its checksum differs); restore it"
+            )
+        return TokenVocabulary.from_bytes(content, about["end"], str(self.tokenizer_path))
 
     def blocks(self, vocabulary: Vocabulary) -> Blocks:
         return Blocks.read(self.blocks_path, vocabulary.words)

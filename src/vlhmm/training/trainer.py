@@ -42,6 +42,7 @@ from vlhmm.training.make_blocks import make_blocks
 from vlhmm.training.plan import generator_for, make_plan
 from vlhmm.training.run_folder import RunFolder, load_into
 from vlhmm.training.schedules import Plateau, guide_weight_at, rate_at
+from vlhmm.training.unseen_tokens import unseen_tokens
 
 logger = logging.getLogger(__name__)
 NOTE_SECONDS = 20.0  # between two words about something long
@@ -125,6 +126,10 @@ class Trainer:
         self.said: list[list[Said]] = []  # for each of its draws, what it says after the batches' tokens
         self.device = torch.device(device)
         self.hmm = build_hmm(config, blocks, corpus.train.tokens, corpus.vocabulary.eos).to(self.device)
+        self.unseen = unseen_tokens(corpus.vocabulary, corpus.train.tokens, blocks, config.model)
+        if self.unseen is not None:
+            self.unseen = self.unseen.to(self.device)
+            self.unseen.copy_parameters(self.hmm)
         self.average = (
             {name: p.detach().clone() for name, p in self.hmm.named_parameters()} if self.settings.average else None
         )
@@ -293,10 +298,14 @@ class Trainer:
                 loss = -gained / expected.tokens
                 self.optimizer.zero_grad(set_to_none=True)
                 loss.backward()
+                if self.unseen is not None:
+                    self.unseen.share_gradients(self.hmm)
                 norm = torch.nn.utils.clip_grad_norm_(self.hmm.parameters(), self.settings.clip)
                 if not torch.isfinite(norm):
                     raise self.spoiled("the gradient")
                 self.optimizer.step()
+                if self.unseen is not None:
+                    self.unseen.copy_parameters(self.hmm)
                 self.updates += 1
                 self.update_average()
         self.step += 1

@@ -1,0 +1,143 @@
+"""Models over the ids of a Hugging Face tokenizer: text in, text out, every id can be emitted."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import vlhmm
+from vlhmm.cli.main import main
+from vlhmm.data.tokenizer import TokenVocabulary, read_token_text
+from vlhmm.errors import CheckpointError, ConfigError, DataError
+from vlhmm.training.unseen_tokens import partner_of_token
+
+tokenizers = pytest.importorskip("tokenizers")
+
+LINES = [f"The {a} dog saw {b} in the park ." for a in ("big", "old", "red", "sly") for b in ("Ann", "a cat", "us", "rain")]
+
+
+def make_tokenizer(path):
+    """A byte-level BPE of some 330 ids: 256 bytes, special tokens, merges of the lines."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=330,
+        special_tokens=["<|endoftext|>", "<|im_end|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(LINES, trainer)
+    tokenizer.save(str(path))
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tokenizer, a text, and a run over its ids."""
+    path = tmp_path_factory.mktemp("tokens")
+    make_tokenizer(path / "tokenizer.json")
+    (path / "train.txt").write_text("\n".join(LINES * 4) + "\n")
+    records = [{"text": LINES[0]}, {"ids": [260, 261], "finished": False}, "The dog .", [258, 259, 1]]
+    (path / "valid.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    code = main(
+        ["train", str(path / "train.txt"), "--valid", str(path / "valid.jsonl"), "--tokenizer", str(path), "--preset", "tiny",
+         "--out", str(path / "run"), "--epochs", "4", "--quiet"]
+    )  # fmt: skip
+    assert code == 0
+    return path
+
+
+def test_bytes_of_tokens_spell_every_text(folder):
+    vocabulary = TokenVocabulary.read(folder / "tokenizer.json")
+    for text in ("The big dog", " naïve café ☃\n\t", "\x00ÿ"):
+        ids = vocabulary.ids(text)
+        assert b"".join(vocabulary.token_bytes[i] for i in ids) == text.encode()
+        assert vocabulary.text(ids) == text
+    assert vocabulary.words[vocabulary.eos] == "<|im_end|>"
+    assert vocabulary.token_bytes[vocabulary.eos] == b""
+
+
+def test_json_lines_of_texts_and_ids(folder):
+    vocabulary = TokenVocabulary.read(folder / "tokenizer.json")
+    text = read_token_text(folder / "valid.jsonl", vocabulary)
+    assert text.num_sentences == 4
+    assert text.sentence(0).tolist() == [*vocabulary.ids(LINES[0]), vocabulary.eos]
+    assert text.sentence(1).tolist() == [260, 261]  # cut: no end of text
+    assert text.sentence(3).tolist() == [258, 259, vocabulary.eos]
+
+
+def test_every_id_can_be_emitted_and_special_ones_stand_apart(folder):
+    model = vlhmm.load(folder / "run")
+    vocabulary = model.vocabulary
+    assert len(vocabulary) == model.tokenizer.get_vocab_size()
+    found = model.begin().step(vocabulary.ids("The")[0]).distribution().probabilities
+    assert math.isclose(float(found.sum()), 1.0, rel_tol=1e-6)
+    assert float(found.min()) > 0
+    blocks = model.tables.group_of_word.numpy()
+    own = blocks[vocabulary.eos]
+    assert set(np.flatnonzero(blocks == own).tolist()) == set(vocabulary.special)
+
+
+def test_an_unseen_id_has_a_fixed_fraction_of_its_partner(folder):
+    model = vlhmm.load(folder / "run")
+    vocabulary = model.vocabulary
+    tokens = read_token_text(folder / "train.txt", vocabulary).tokens
+    counts = np.bincount(tokens, minlength=len(vocabulary))
+    partner = partner_of_token(vocabulary, counts)
+    ordinary = [i for i in np.flatnonzero(counts == 0).tolist() if i not in vocabulary.special]
+    emission = model.tables.emission
+    scores = [float((emission[i] / emission[partner[i]]).log().mean()) for i in ordinary]
+    once = int((counts == counts[counts > 0].min()).sum())
+    factor = json.loads((folder / "run" / "calibration.json").read_text())["emission"]
+    assert np.allclose(scores, factor * math.log(min(1, once / len(ordinary))), atol=1e-4)
+
+
+def test_queries_take_and_give_text(folder, capsys):
+    model = vlhmm.load(folder / "run")
+    ids = [*model.vocabulary.ids(LINES[0]), model.vocabulary.eos]
+    state = model.begin()
+    for i in ids:
+        state = state.step(i)
+    (folder / "line.txt").write_text(LINES[0] + "\n")
+    assert main(["score", str(folder / "run"), str(folder / "line.txt"), "--format", "jsonl", "--quiet"]) == 0
+    scored = json.loads(capsys.readouterr().out)
+    assert scored["tokens"] == len(ids) and scored["oov"] == 0
+    assert math.isclose(scored["log_prob"], state.log_prob, abs_tol=1e-3)
+    report = model.perplexity(folder / "line.txt")
+    assert math.isclose(report.log_likelihood, state.log_prob, abs_tol=1e-3) and report.tokens == len(ids)
+    assert main(["sample", str(folder / "run"), "--prompt", "The big", "-n", "2", "--quiet", "--max-tokens", "5"]) == 0
+    assert all(line.startswith("The big") for line in capsys.readouterr().out.splitlines()[:1])
+    assert main(["infill", str(folder / "run"), "The [MASK] dog", "--mode", "best", "--format", "json", "--quiet"]) == 0
+    filled = json.loads(capsys.readouterr().out)
+    assert filled["text"] == "The" + filled["gaps"][0] + " dog"
+    for verb in (["next", str(folder / "run"), "The big"], ["decode", str(folder / "run"), str(folder / "line.txt")]):
+        assert main([*verb, "--quiet", "--format", "jsonl"]) == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[0])
+
+
+def test_another_tokenizer_in_the_run_folder_is_refused(folder, tmp_path):
+    import shutil
+
+    shutil.copytree(folder / "run", tmp_path / "run")
+    path = tmp_path / "run" / "tokenizer.json"
+    path.write_text(path.read_text() + " ")
+    with pytest.raises(CheckpointError, match="checksum"):
+        vlhmm.load(tmp_path / "run")
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        vlhmm.load(tmp_path / "run")
+
+
+def test_bad_input_has_one_line(folder, tmp_path):
+    with pytest.raises(DataError, match=r"no tokenizer\.json"):
+        TokenVocabulary.read(tmp_path)
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(DataError, match="tokenizers can read"):
+        TokenVocabulary.read(tmp_path / "bad.json")
+    with pytest.raises(ConfigError, match="--end-of-text"):
+        TokenVocabulary.read(folder, end="</nothing>")
+    (tmp_path / "ids.jsonl").write_text("[1000000]\n")
+    with pytest.raises(DataError, match="the tokenizer that the ids were made with"):
+        read_token_text(tmp_path / "ids.jsonl", TokenVocabulary.read(folder))
