@@ -30,6 +30,8 @@ VERBS = {  # in the order of --help; a verb's module is imported when it is need
     "verify": "prove exactness on your own model",
     "export": "the model's matrices for other programs",
     "mix": "interpolate trained models, weights by EM on a validation text",
+    "serve": "the model over HTTP: OpenAI's API, exact",
+    "explore": "look inside a model in the browser",
     "baseline": "Kneser-Ney, feed-forward and LSTM beside it",
 }
 

@@ -1,0 +1,59 @@
+"""`vlhmm explore`: the same server, for people: opens its page in a browser, or writes one that needs no server."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from typing import Any
+
+from vlhmm.cli.common import note_to, verb_parser
+from vlhmm.cli.serve import add_server_options, make_server, serve
+
+EPILOG = """\
+examples:
+  vlhmm explore runs/mine                        opens http://127.0.0.1:8000/ in a browser
+  vlhmm explore runs/mine --no-browser --port 0
+  vlhmm explore runs/mine --export site          a folder with a page of states and blocks, for any web server
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """The parser of this verb, added to `subparsers`."""
+    parser = verb_parser(
+        subparsers, "explore", "look inside a model in the browser", "Explore a trained model in a browser.", EPILOG
+    )
+    add_server_options(parser)
+    parser.add_argument("--no-browser", action="store_true", help="print the address only")
+    parser.add_argument("--export", metavar="DIR", help="write a page that works without a server, and end")
+    parser.add_argument(
+        "--top-states", type=int, default=1000, metavar="N", help="with --export: the most used states (default: 1000)"
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when the page was written, or the server has stopped."""
+    if args.export:
+        from vlhmm.errors import ConfigError
+
+        if args.top_states < 1:
+            raise ConfigError(f"--top-states {args.top_states} must be at least 1")
+        server = make_server(args)
+        if not hasattr(server.model, "tables"):
+            raise ConfigError(f"{args.run_folder} is a baseline, which has no states to explore")
+        from vlhmm.server.export import export_page
+
+        pages = export_page(server, args.export, args.top_states)
+        note_to(args.quiet)(f"{pages:,} files in {args.export}; open it through any web server")
+        return 0
+
+    def open_page(address: str) -> None:
+        print(f"{address}/", flush=True)
+        if not args.no_browser and sys.stdout.isatty():
+            import webbrowser
+
+            threading.Timer(1.0, webbrowser.open, [f"{address}/"]).start()
+
+    return serve(args, open_page)

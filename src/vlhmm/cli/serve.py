@@ -1,0 +1,158 @@
+"""`vlhmm serve`: one model over HTTP, for programs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vlhmm.cli.common import add_machine_options, note_to, setup, verb_parser
+from vlhmm.errors import ConfigError
+
+EPILOG = """\
+The API is OpenAI's completions, with exact answers: any OpenAI client works, and so does lm-evaluation-harness.
+docs/serving.md lists every route; GET /openapi.json describes them to programs, and / is a page for people.
+
+examples:
+  vlhmm serve runs/mine
+  vlhmm serve runs/mine --port 9000 --api-key "$KEY"
+  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
+       -d '{"prompt": "the company", "max_tokens": 10}'
+
+The server binds 127.0.0.1. With --host 0.0.0.0 every machine that can reach this one can use it: set --api-key, and
+put a proxy with TLS before it.
+"""
+
+_BACKLOG = 512
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """The parser of this verb, added to `subparsers`."""
+    parser = verb_parser(
+        subparsers, "serve", "the model over HTTP: OpenAI's API, exact", "Serve a trained model over HTTP.", EPILOG
+    )
+    add_server_options(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """RUN, the address and the limits."""
+    parser.add_argument("run_folder", metavar="RUN", help="a run of vlhmm train or vlhmm baseline")
+    parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: 127.0.0.1, this machine only)")
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 for a free one (default: 8000)")
+    parser.add_argument("--name", help="the model's name for clients (default: the folder's)")
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="clients must send it (default: $VLHMM_API_KEY, else none is needed)"
+    )
+    group = parser.add_argument_group("limits")
+    group.add_argument("--max-concurrent", type=int, default=64, metavar="N", help="requests at once (default: 64)")
+    group.add_argument("--max-seconds", type=float, default=60.0, metavar="S", help="per request (default: 60)")
+    group.add_argument("--grace", type=int, default=10, metavar="S", help="to finish after SIGTERM (default: 10)")
+    add_machine_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when the server was asked to stop and has stopped."""
+    return serve(args, None)
+
+
+def check_installed() -> None:
+    """Refuse where the extra is missing."""
+    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{' and '.join(missing)} not installed; install them with pip install 'vlhmm[serve]'")
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Refuse settings that do not fit."""
+    if not 0 <= args.port <= 65535:
+        raise ConfigError(f"--port {args.port} is no port; take 0 to 65535")
+    if args.max_concurrent < 1 or args.max_seconds <= 0 or args.grace < 0:
+        raise ConfigError("--max-concurrent must be at least 1, --max-seconds more than 0, --grace at least 0")
+
+
+def make_server(args: argparse.Namespace) -> Any:
+    """Load the model and build the application."""
+    check_installed()
+    check_arguments(args)
+    device = setup(args)
+    import vlhmm
+    from vlhmm.server.app import Server
+    from vlhmm.server.limits import Limits
+
+    note = note_to(args.quiet)
+    note(f"loading {args.run_folder}")
+    model = vlhmm.load_any(args.run_folder, memory=args.memory, device=device)
+    limits = Limits(concurrent=args.max_concurrent, seconds=args.max_seconds)
+    name = args.name or Path(args.run_folder).resolve().name
+    key = args.api_key or os.environ.get("VLHMM_API_KEY") or None
+    loopback = args.host in ("127.0.0.1", "localhost", "::1")
+    if not loopback:
+        warning = "" if key else "; nobody is asked for a key, set --api-key"
+        note(f"binding {args.host}: every machine that can reach this one can use the model{warning}")
+    return Server(model, name, args.run_folder, limits, key, loopback)
+
+
+def serve(args: argparse.Namespace, ready: Callable[[str], None] | None) -> int:
+    """Serve until SIGTERM or Ctrl-C; `ready` is called with the address."""
+    server = make_server(args)
+    import uvicorn
+
+    family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((args.host, args.port))
+        listening.listen(_BACKLOG)  # from here on clients may connect: the address is printed next
+    except OSError as error:
+        listening.close()
+        raise ConfigError(
+            f"cannot bind {args.host}:{args.port}: {error.strerror or error}; choose another --port (0: a free one)"
+        ) from None
+    port = listening.getsockname()[1]
+    host = f"[{args.host}]" if ":" in args.host else "127.0.0.1" if args.host == "0.0.0.0" else args.host
+    address = f"http://{host}:{port}"
+    logging.getLogger("vlhmm.server").setLevel(logging.INFO)
+    config = uvicorn.Config(
+        server.app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=args.grace,
+        backlog=_BACKLOG,
+        h11_max_incomplete_event_size=64 << 10,
+    )
+    program = uvicorn.Server(config)
+
+    def end(number: int, frame: object) -> None:
+        program.should_exit = True
+
+    # uvicorn ends gracefully on both, then raises the signal again for the handler it found
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    if not args.quiet:
+        word = _example_word(server.model)
+        body = json.dumps({"prompt": word, "max_tokens": 10, "seed": 1})
+        key = "" if server.api_key is None else ' -H "Authorization: Bearer $VLHMM_API_KEY"'
+        print(f"{server.name} at {address}  (Ctrl-C ends it)", file=sys.stderr)
+        print(f"curl {address}/v1/completions -H 'Content-Type: application/json'{key} -d '{body}'", file=sys.stderr)
+        sys.stderr.flush()
+    if ready is not None:
+        ready(address)
+    program.run(sockets=[listening])
+    return 0
+
+
+def _example_word(model: Any) -> str:
+    """A word of the vocabulary that needs no escapes: the most frequent one."""
+    return next((word for word in model.vocabulary.words if word.isascii() and word.isalpha()), "")

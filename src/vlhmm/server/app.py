@@ -1,0 +1,431 @@
+"""The HTTP application. Input: a loaded model. Output: a Starlette app; `docs/serving.md` lists its routes."""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import random
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vlhmm.errors import VlhmmError
+from vlhmm.queries.left_to_right import has_hidden_states
+from vlhmm.server import completions, queries
+from vlhmm.server import requests as read
+from vlhmm.server.errors import RequestError
+from vlhmm.server.explorer import Explorer
+from vlhmm.server.limits import Limits
+from vlhmm.server.openapi import document
+from vlhmm.server.responses import json_response, off_loop
+from vlhmm.server.scheduler import CallJob, Job, Scheduler, ScoreJob
+from vlhmm.server.tokenizer import Tokenizer
+
+PAGE = Path(__file__).parent / "page"
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "testserver")
+log = logging.getLogger("vlhmm.server")
+Handler = Callable[[Request], Awaitable[Response]]
+
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+PAGE_FILES = {
+    "index.html": "text/html; charset=utf-8",
+    "style.css": "text/css; charset=utf-8",
+    "app.js": "text/javascript; charset=utf-8",
+    "views.js": "text/javascript; charset=utf-8",
+}
+
+
+class Server:
+    """One model behind HTTP: the app, its worker thread and its counters."""
+
+    def __init__(
+        self,
+        model: Any,
+        name: str,
+        run: str | Path | None = None,
+        limits: Limits | None = None,
+        api_key: str | None = None,
+        loopback_only: bool = True,
+    ) -> None:
+        self.model, self.name, self.limits, self.api_key = model, name, limits or Limits(), api_key
+        self.tokenizer = Tokenizer(model.vocabulary)
+        self.scheduler = Scheduler(model, self.limits.batch_tokens)
+        self.explorer = Explorer(model, run, self.limits.memory)
+        self.loopback_only = loopback_only
+        self.created = int(time.time())
+        self.in_flight = 0
+        self.stopping = False
+        self.answers: Counter[tuple[str, int]] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.seeds = random.SystemRandom()  # for requests that name no seed
+        post, get = ["POST"], ["GET"]
+        routes = [
+            Route("/health", self._health, methods=get),
+            Route("/metrics", self._guarded(self._metrics), methods=get),
+            Route("/openapi.json", self._guarded(self._openapi), methods=get),
+            Route("/v1/models", self._guarded(self._models), methods=get),
+            Route("/v1/completions", self._guarded(self._completions), methods=post),
+            Route("/v1/score", self._guarded(self._score), methods=post),
+            Route("/v1/next", self._guarded(self._next), methods=post),
+            Route("/v1/posteriors", self._guarded(self._posteriors), methods=post),
+            Route("/v1/infill", self._guarded(self._infill), methods=post),
+            Route("/v1/summary", self._guarded(self._summary), methods=get),
+            Route("/v1/map", self._guarded(self._map), methods=get),
+            Route("/v1/states/{state}", self._guarded(self._state), methods=get),
+            Route("/v1/words/{word:path}", self._guarded(self._word), methods=get),
+            Route("/v1/blocks/{block}", self._guarded(self._block), methods=get),
+            Route("/tokenizer_info", self._guarded(self._tokenizer_info), methods=get),
+            Route("/tokenize", self._guarded(self._tokenize), methods=post),
+            Route("/detokenize", self._guarded(self._detokenize), methods=post),
+            Route("/", self._page, methods=get),
+            Route("/{file}", self._page, methods=get),
+        ]
+        self.app = Starlette(
+            routes=routes,
+            exception_handlers={HTTPException: self._http_error, Exception: self._crash},  # type: ignore[dict-item]
+            lifespan=self._lifespan,
+        )
+        self.app.add_middleware(_HostCheck, server=self)
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self.scheduler.start()
+        try:
+            yield
+        finally:
+            self.stopping = True
+            await asyncio.to_thread(self.scheduler.close)
+
+    # ---- every request
+
+    def _guarded(self, handler: Handler) -> Handler:
+        """Wrap a route: the key, errors as JSON, counters."""
+
+        async def answer(request: Request) -> Response:
+            began = time.perf_counter()
+            route = request.scope["route"].path
+            try:
+                self._check_key(request)
+                response = await handler(request)
+            except RequestError as error:
+                response = JSONResponse(error.body(), error.status, headers=error.headers())
+            except VlhmmError as error:
+                refused = RequestError(" ".join(str(error).split()))
+                response = JSONResponse(refused.body(), 400)
+            except ClientDisconnect:
+                response = Response(status_code=499)
+            except MemoryError:
+                refused = RequestError("the request needs more memory than there is; shorten it")
+                response = JSONResponse(refused.body(), 400)
+            self.answers[route, response.status_code] += 1
+            self.seconds[route] += time.perf_counter() - began
+            return response
+
+        return answer
+
+    def _check_key(self, request: Request) -> None:
+        if self.api_key is None:
+            return
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self.api_key.encode()):
+            raise RequestError(
+                "the API key is missing or wrong; send Authorization: Bearer KEY", None, 401, "invalid_api_key"
+            )
+
+    async def body(self, request: Request) -> dict[str, Any]:
+        """Read a JSON body of limited size within limited time."""
+        most = self.limits.body_bytes
+        too_large = RequestError(f"the body is larger than {most:,} bytes; send less at once", None, 413)
+        declared = request.headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > most:
+            raise too_large
+        content = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                async for part in request.stream():
+                    content += part
+                    if len(content) > most:
+                        raise too_large
+        except TimeoutError:
+            raise RequestError("the body did not arrive in time", None, 408) from None
+        return await off_loop(len(content), lambda: read.parse_object(bytes(content)))
+
+    @contextlib.contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Count a request that will compute; refuse it where there are too many."""
+        if self.stopping:
+            raise RequestError("the server is stopping", None, 503, retry_after=5)
+        if self.in_flight >= self.limits.concurrent:
+            raise RequestError(
+                f"{self.in_flight} requests are being answered, which is the limit; try again", None, 429,
+                "rate_limit_exceeded", retry_after=1,
+            )  # fmt: skip
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    async def work(self, request: Request, job: Job) -> Any:
+        """Have a job done; give it up when the client goes away or the time is over."""
+        with self.admitted():
+            return await self.wait_for(request, job)
+
+    async def wait_for(self, request: Request, job: Job) -> Any:
+        self.scheduler.submit(job)
+        done = asyncio.ensure_future(asyncio.wrap_future(job.future))
+        gone = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait({done, gone}, timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
+            if done.done():
+                if done.cancelled() or isinstance(done.exception(), RuntimeError) and self.stopping:
+                    raise RequestError("the server is stopping", None, 503, retry_after=5)
+                return done.result()
+            if gone.done():
+                raise ClientDisconnect
+            raise RequestError(
+                f"the answer took longer than {self.limits.seconds:g} seconds; ask for less at once", None, 504
+            )
+        finally:
+            job.give_up()
+            done.cancel()
+            gone.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await gone
+
+    async def ask(self, request: Request, call: Callable[[], Any], what: str | None = None) -> Response:
+        """Answer with what a function returns in the worker thread; `what` needs hidden states."""
+        if what is not None:
+            self.check_states(what)
+        return await json_response(await self.work(request, CallJob(lambda given_up: call())))
+
+    def check_states(self, what: str) -> None:
+        """Refuse what only an HMM can answer, where the model is a mixture or a baseline."""
+        if not has_hidden_states(self.model):
+            kind = "mixture" if hasattr(self.model, "components") else "baseline"
+            raise RequestError(
+                f"{self.name} is a {kind}, which has no hidden states: {what} has no exact answer; serve an HMM"
+            )
+
+    # ---- routes
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": "stopping" if self.stopping else "ok"}, 503 if self.stopping else 200)
+
+    async def _models(self, request: Request) -> Response:
+        card = {"id": self.name, "object": "model", "created": self.created, "owned_by": "vlhmm"}
+        card |= {"vocab_size": len(self.model.vocabulary), "context": getattr(self.model, "rule", None)}
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def _openapi(self, request: Request) -> Response:
+        return JSONResponse(document(_version(), self.limits, len(self.model.vocabulary), self.api_key is not None))
+
+    async def _metrics(self, request: Request) -> Response:
+        scheduler = self.scheduler
+        lines = ["# TYPE vlhmm_requests_total counter"]
+        for (route, status), count in sorted(self.answers.items()):
+            lines.append(f'vlhmm_requests_total{{route="{route}",status="{status}"}} {count}')
+        lines.append("# TYPE vlhmm_request_seconds_total counter")
+        lines += [f'vlhmm_request_seconds_total{{route="{r}"}} {s:.6f}' for r, s in sorted(self.seconds.items())]
+        for name, kind, value in (
+            ("requests_in_flight", "gauge", self.in_flight),
+            ("jobs_waiting", "gauge", scheduler.waiting),
+            ("scored_texts_total", "counter", scheduler.scored_texts),
+            ("score_passes_total", "counter", scheduler.score_passes),
+            ("generated_tokens_total", "counter", scheduler.generated_tokens),
+            ("generate_passes_total", "counter", scheduler.generate_passes),
+            ("busy_seconds_total", "counter", round(scheduler.busy_seconds, 6)),
+        ):
+            lines += [f"# TYPE vlhmm_{name} {kind}", f"vlhmm_{name} {value}"]
+        return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+
+    async def _completions(self, request: Request) -> Response:
+        body = await self.body(request)
+        return await completions.answer(self, request, body)
+
+    async def _score(self, request: Request) -> Response:
+        body = await self.body(request)
+        text, eos = read.text(body, "text"), read.boolean(body, "eos", True)
+        vocabulary = self.model.vocabulary
+        ids = [*await off_loop(len(text), lambda: self.tokenizer.encode(text)), *([vocabulary.eos] if eos else [])]
+        ids = ids[1:] if ids[:1] == [self.tokenizer.bos] else ids
+        self.check_tokens(len(ids), "text")
+        (tokens,) = await self.work(request, ScoreJob([ids], 0))
+        return await json_response(lambda: queries.scored_text(text, tokens, self.tokenizer), len(ids))
+
+    async def _next(self, request: Request) -> Response:
+        body = await self.body(request)
+        context = read.text(body, "context", "")
+        top_k = read.integer(body, "top_k", 10, 1, len(self.model.vocabulary))
+        self.check_tokens(len(context.split()), "context")
+        return await self.ask(request, lambda: queries.next_words(self.model, context, top_k or 10))
+
+    async def _posteriors(self, request: Request) -> Response:
+        body = await self.body(request)
+        text, eos = read.text(body, "text"), read.boolean(body, "eos", True)
+        top_k = read.integer(body, "top_k", 5, 1, self.limits.logprobs) or 5
+        states = read.integer(body, "num_states", 8, 1, self.limits.logprobs) or 8
+        words = len(text.split())
+        if not words:
+            raise RequestError("text is empty, expected at least one word", "text")
+        if words > self.limits.posterior_words:
+            raise RequestError(f"text has {words:,} words, expected at most {self.limits.posterior_words}", "text")
+        memory = self.limits.memory
+        return await self.ask(
+            request, lambda: queries.text_posteriors(self.model, text, eos, top_k, states, memory), "posteriors"
+        )
+
+    async def _infill(self, request: Request) -> Response:
+        body, limits = await self.body(request), self.limits
+        template = read.text(body, "template")
+        mode = read.choice(body, "mode", "sample", ("sample", "best", "marginals"))
+        scope = read.choice(body, "scope", "text", ("text", "gaps"))
+        n = read.integer(body, "n", 1, 1, limits.n) or 1
+        top_k = read.integer(body, "top_k", 10, 1, limits.logprobs) or 10
+        eos, allow_eos = read.boolean(body, "eos", True), read.boolean(body, "allow_eos", False)
+        seed = self.seed(body)
+        self.check_tokens(len(template.split()), "template")
+        queries.check_template(self.model, template, limits)
+        constraint = queries.constraint_of(body, limits)
+        return await self.ask(
+            request,
+            lambda: queries.infill(
+                self.model, template, constraint, scope, eos, allow_eos, mode, n, seed, top_k, limits
+            ),
+            "infill",
+        )
+
+    async def _summary(self, request: Request) -> Response:
+        top = self.top(request, 20)
+        return await self.ask(request, lambda: self.explorer.summary(top), "inspect")
+
+    async def _map(self, request: Request) -> Response:
+        return await self.ask(request, lambda: self.explorer.block_map, "inspect")
+
+    async def _state(self, request: Request) -> Response:
+        number, top = self.path_number(request, "state"), self.top(request)
+        return await self.ask(request, lambda: _or_404(lambda: self.explorer.state(number, top)), "inspect")
+
+    async def _word(self, request: Request) -> Response:
+        word, top = request.path_params["word"], self.top(request)
+        return await self.ask(request, lambda: _or_404(lambda: self.explorer.word(word, top)), "inspect")
+
+    async def _block(self, request: Request) -> Response:
+        number, top = self.path_number(request, "block"), self.top(request)
+        return await self.ask(request, lambda: _or_404(lambda: self.explorer.block(number, top)), "inspect")
+
+    async def _tokenizer_info(self, request: Request) -> Response:
+        return JSONResponse(self.tokenizer.info())
+
+    async def _tokenize(self, request: Request) -> Response:
+        body = await self.body(request)
+        prompt = read.text(body, "prompt")
+        ids = await off_loop(len(prompt), lambda: self.tokenizer.encode(prompt))
+        if read.boolean(body, "add_special_tokens", False) and ids[:1] != [self.tokenizer.bos]:
+            ids = [self.tokenizer.bos, *ids]
+        answer = {"tokens": ids, "count": len(ids), "max_model_len": self.limits.prompt_tokens}
+        return await json_response(lambda: answer | {"oov": self.tokenizer.num_oov(prompt)}, len(ids))
+
+    async def _detokenize(self, request: Request) -> Response:
+        tokens = (await self.body(request)).get("tokens")
+        if not isinstance(tokens, list):
+            raise RequestError("tokens is missing, expected a list of ids", "tokens")
+        return await json_response(
+            lambda: {"prompt": self.tokenizer.decode(self.tokenizer.check(tokens, "tokens"))}, len(tokens)
+        )
+
+    async def _page(self, request: Request) -> Response:
+        name = request.path_params.get("file", "index.html")
+        if name not in PAGE_FILES:
+            raise HTTPException(404)
+        return FileResponse(PAGE / name, media_type=PAGE_FILES[name], headers=_PAGE_HEADERS)
+
+    # ---- what routes share
+
+    def seed(self, body: read.Body) -> int:
+        """Return the request's seed, or one of our own."""
+        found = read.integer(body, "seed", None, -(1 << 63), (1 << 63) - 1)
+        return self.seeds.getrandbits(62) if found is None else found
+
+    def check_tokens(self, count: int, param: str) -> None:
+        """Refuse more tokens than one request may bring."""
+        if count > self.limits.prompt_tokens:
+            raise RequestError(f"{param} has {count:,} tokens, expected at most {self.limits.prompt_tokens:,}", param)
+
+    def top(self, request: Request, default: int = 10) -> int:
+        value = request.query_params.get("top", str(default))
+        if not value.isdecimal() or not value.isascii() or len(value) > 6 or not 1 <= int(value) <= 100:
+            raise RequestError(f"top is {value[:40]!r}, expected 1 to 100", "top")
+        return int(value)
+
+    def path_number(self, request: Request, name: str) -> int:
+        value = request.path_params[name]
+        if not value.isdecimal() or not value.isascii() or len(value) > 12:
+            raise RequestError(f"no {name} {value[:40]!r}, expected a number", name, 404)
+        return int(value)
+
+    async def _http_error(self, request: Request, error: HTTPException) -> Response:
+        path = request.url.path
+        message = {404: f"no such page: {path}", 405: f"{path} does not take {request.method}"}
+        found = RequestError(message.get(error.status_code, str(error.detail)), None, error.status_code)
+        return JSONResponse(found.body(), error.status_code, headers=error.headers)
+
+    async def _crash(self, request: Request, error: Exception) -> Response:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return JSONResponse(RequestError("the server failed; its log says why", None, 500).body(), 500)
+
+
+class _HostCheck:
+    """Answer a loopback server's own names only, so that no web page can reach it under a name of its own."""
+
+    def __init__(self, app: ASGIApp, server: Server) -> None:
+        self.app, self.server = app, server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self.server.loopback_only:
+            host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+            name = host if host.endswith("]") else host.rsplit(":", 1)[0]
+            if name not in LOOPBACK:
+                error = RequestError(
+                    f"this server answers at 127.0.0.1 only, not as {name[:60]!r}; see --host", None, 403
+                )
+                await JSONResponse(error.body(), 403)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+def _or_404(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except VlhmmError as error:
+        raise RequestError(" ".join(str(error).split()), None, 404) from None
+
+
+async def _disconnected(request: Request) -> None:
+    """Return when the client has gone away; its body has been read."""
+    message: Message = {"type": ""}
+    while message["type"] != "http.disconnect":
+        message = await request.receive()
+
+
+def _version() -> str:
+    try:
+        return version("vlhmm")
+    except PackageNotFoundError:
+        return "0"

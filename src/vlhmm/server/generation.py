@@ -1,0 +1,248 @@
+"""Texts drawn word by word, those of all requests side by side. Input: prompts and wishes. Output: tokens as they come.
+
+Each step predicts the next word of every open text in one pass; every request draws with its own generator. A token's
+log-probability is the model's own, whatever temperature and top-p make of the distribution it was drawn from.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vlhmm.data.user_text import generator_of
+from vlhmm.lattice.sampling import Draw
+from vlhmm.process import Process, process_of
+from vlhmm.queries import left_to_right
+from vlhmm.queries.left_to_right import has_hidden_states
+from vlhmm.queries.next_word import after, impossible_context
+from vlhmm.server.scoring import Token
+
+Finish = Literal["stop", "length"]
+_ROWS_AT_ONCE = 64
+
+
+class Wishes(NamedTuple):
+    """How a request wants its words drawn."""
+
+    max_tokens: int
+    temperature: float = 1.0  # 0: the most probable word
+    top_p: float = 1.0
+    num_top: int = 0
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+
+class Piece(NamedTuple):
+    """What one step adds to one text."""
+
+    row: int
+    text: str
+    tokens: list[Token]
+    finish: Finish | None
+
+
+@dataclass
+class Row:
+    """One text on its way."""
+
+    prompt: Sequence[int]
+    word_of: Callable[[int], str]
+    stop: tuple[str, ...]
+    max_tokens: int
+    group: int | None = None
+    alpha: Tensor | None = None
+    tokens: list[Token] = field(default_factory=list)
+    text: str = ""
+    told: int = 0  # characters handed out
+    told_tokens: int = 0
+    finish: Finish | None = None
+    last: Token | None = None  # the <eos> that ended it
+
+    def push(self, token: Token, ended: bool) -> None:
+        """Add a token; an <eos> or a stop string ends the text and is not part of it."""
+        if ended:
+            self.finish, self.last = "stop", token
+            return
+        blank = " " if self.prompt or self.tokens else ""
+        self.tokens.append(token)
+        self.text += blank + self.word_of(token.id)
+        found = [place for place in (self.text.find(mark) for mark in self.stop) if place >= 0]
+        if found:
+            self.text, self.finish = self.text[: min(found)], "stop"
+            self._drop_cut_tokens()
+        elif len(self.tokens) >= self.max_tokens:
+            self.finish = "length"
+
+    def _drop_cut_tokens(self) -> None:
+        """Keep the tokens that begin before the cut."""
+        length, kept = 0, []
+        for token in self.tokens:
+            if length >= len(self.text):
+                break
+            kept.append(token)
+            length += len(self.word_of(token.id)) + (1 if self.prompt or len(kept) > 1 else 0)
+        self.tokens = kept
+
+    def take(self, row: int) -> Piece:
+        """Return what has not been handed out; what may be the start of a stop string is held back."""
+        end = len(self.text)
+        if self.finish is None:
+            end -= max(
+                (n for mark in self.stop for n in range(1, len(mark)) if self.text.endswith(mark[:n])), default=0
+            )
+        text = self.text[self.told : end] if end > self.told else ""
+        tokens: list[Token] = []
+        if text or self.finish:
+            tokens = self.tokens[self.told_tokens :]
+            self.told_tokens = len(self.tokens)
+        self.told = max(self.told, end)
+        return Piece(row, text, tokens, self.finish)
+
+
+class Generation:
+    """One request's texts: `n` for each prompt."""
+
+    def __init__(
+        self, model: Any, prompts: Sequence[Sequence[int]], n: int, wishes: Wishes, word_of: Callable[[int], str]
+    ) -> None:
+        self.model, self.wishes, self.eos = model, wishes, model.vocabulary.eos
+        self.draw = Draw(generator_of(wishes.seed))
+        self.rows = [Row(prompt, word_of, wishes.stop, wishes.max_tokens) for prompt in prompts for _ in range(n)]
+        self.n = n
+        self.carries: list[Any] = []  # one for each prompt, of a model without hidden states
+        self._ready = False
+
+    def prepare(self) -> None:
+        """Read the prompts; a prompt of probability zero is refused."""
+        if self._ready:
+            return
+        for first in range(0, len(self.rows), self.n):
+            prompt = self.rows[first].prompt
+            if not has_hidden_states(self.model):
+                self.carries.append(self._read(prompt))
+                continue
+            group, alpha = after(process_of(self.model), prompt)
+            for row in self.rows[first : first + self.n]:
+                row.group, row.alpha = group, alpha
+        if self.wishes.max_tokens == 0:
+            for row in self.rows:
+                row.finish = "length"
+        self._ready = True
+
+    def _read(self, prompt: Sequence[int]) -> Any:
+        """Return the state after a prompt, `n` times."""
+        if -math.inf in left_to_right.read(self.model, prompt).log_probs:
+            raise impossible_context()
+        carry = self.model.start(self.n)
+        since = [place for place, token in enumerate(prompt, 1) if token == self.eos and self.model.rule == "reset"]
+        rest = list(prompt[since[-1] if since else 0 :])
+        if rest:
+            tokens = torch.tensor([rest]).expand(self.n, -1).contiguous()
+            _, carry = self.model.score_batch(tokens, torch.full((self.n,), len(rest)), carry)
+        return carry
+
+    @property
+    def open_rows(self) -> list[int]:
+        return [number for number, row in enumerate(self.rows) if row.finish is None]
+
+    def choose(self, words: Tensor) -> Tensor:
+        """Return a word for each row of next-word distributions, (n, V)."""
+        if self.wishes.temperature == 0:
+            return words.argmax(1)
+        if self.wishes.temperature != 1:
+            logs = words.log() / self.wishes.temperature
+            words = (logs - logs.amax(1, keepdim=True)).exp()
+        if self.wishes.top_p < 1:
+            ordered, order = words.sort(dim=1, descending=True, stable=True)
+            before = ordered.cumsum(1) - ordered
+            keep = before < self.wishes.top_p * ordered.sum(1, keepdim=True)
+            keep[:, 0] = True
+            words = torch.zeros_like(words).scatter(1, order, ordered * keep)
+        return self.draw.among(words)
+
+
+def step(model: Any, generations: Sequence[Generation]) -> list[list[Piece]]:
+    """Add one word to every open text of every generation; return what each has to hand out.
+
+    An HMM predicts all of them in one pass. The states of other models are opaque, so each prompt has a pass of its own.
+    """
+    if not has_hidden_states(model):
+        return [_extend_left_to_right(model, generation) for generation in generations]
+    process = process_of(model)
+    open_rows = [(generation, number) for generation in generations for number in generation.open_rows]
+    parts = []
+    for first in range(0, len(open_rows), _ROWS_AT_ONCE):
+        rows = [generation.rows[number] for generation, number in open_rows[first : first + _ROWS_AT_ONCE]]
+        parts.append(_advance(process, rows))
+    if not parts:
+        return [[] for _ in generations]
+    predicted = torch.cat([part[0] for part in parts])
+    words = torch.cat([part[1] for part in parts])
+    answers, first = [], 0
+    for generation in generations:
+        numbers = generation.open_rows
+        mine = slice(first, first + len(numbers))
+        first += len(numbers)
+        answers.append(_extend(process, generation, numbers, predicted[mine], words[mine]) if numbers else [])
+    return answers
+
+
+def _advance(process: Process, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+    predicted = process.start.expand(len(rows), -1).clone()
+    going = [i for i, row in enumerate(rows) if row.group is not None]
+    if going:
+        groups = [rows[i].group for i in going]
+        alpha = torch.stack([rows[i].alpha for i in going])  # type: ignore[misc]
+        predicted[going] = process.advance_from(groups, alpha)  # type: ignore[arg-type]
+    return predicted, process.emit(predicted)
+
+
+def _extend(
+    process: Process, generation: Generation, numbers: list[int], predicted: Tensor, words: Tensor
+) -> list[Piece]:
+    chosen = generation.choose(words)
+    states = process.states_of_group[process.group_of_word[chosen]]
+    alpha = predicted.gather(1, states) * process.tables.emission[chosen].double()
+    alpha = alpha / process.tables.emission_total[states]
+    alpha = alpha / alpha.sum(1, keepdim=True)
+    for i, (number, token) in enumerate(zip(numbers, chosen.tolist(), strict=True)):
+        row = generation.rows[number]
+        row.group, row.alpha = process.group(token), alpha[i]
+    return _push(generation, numbers, words, chosen)
+
+
+def _extend_left_to_right(model: Any, generation: Generation) -> list[Piece]:
+    pieces = []
+    for place, carry in enumerate(generation.carries):
+        first = place * generation.n
+        going = [i for i in range(generation.n) if generation.rows[first + i].finish is None]
+        if not going:
+            continue
+        words = model.next_word_probabilities(carry).cpu()[going]
+        chosen = generation.choose(words)
+        following = torch.full((generation.n,), generation.eos)  # rows that have ended: their state is not read again
+        following[going] = chosen
+        _, generation.carries[place] = model.score_batch(
+            following[:, None], torch.ones(generation.n, dtype=torch.long), carry
+        )
+        pieces += _push(generation, [first + i for i in going], words, chosen)
+    return pieces
+
+
+def _push(generation: Generation, numbers: list[int], words: Tensor, chosen: Tensor) -> list[Piece]:
+    """Add the chosen words with their log-probabilities and alternatives; return what can be handed out."""
+    logs = words.gather(1, chosen[:, None])[:, 0].log().tolist()
+    num_top = min(generation.wishes.num_top, words.shape[1])
+    best = words.topk(num_top, dim=1) if num_top else None
+    pieces = []
+    for i, (number, token) in enumerate(zip(numbers, chosen.tolist(), strict=True)):
+        top = []
+        if best is not None:
+            top = list(zip(best.indices[i].tolist(), best.values[i].log().tolist(), strict=True))
+        row = generation.rows[number]
+        row.push(Token(token, logs[i], top), token == generation.eos)
+        pieces.append(row.take(number))
+    return pieces

@@ -1,0 +1,207 @@
+"""The OpenAPI document of the server: the same limits that the routes check."""
+
+from typing import Any
+
+from vlhmm.server.limits import Limits
+
+Schema = dict[str, Any]
+
+
+def document(version: str, limits: Limits, vocab_size: int, needs_key: bool) -> Schema:
+    """Return the OpenAPI 3.1 document."""
+    paths: Schema = {
+        "/health": {"get": _get("Whether the server answers")},
+        "/metrics": {"get": _get("Counters in Prometheus' text format", content="text/plain")},
+        "/openapi.json": {"get": _get("This document")},
+        "/v1/models": {"get": _get("The one model that is served")},
+        "/tokenizer_info": {"get": _get("Special tokens and the size of the vocabulary")},
+        "/v1/summary": {"get": _get("Sizes, the most used states, blocks and words", [_top(20)])},
+        "/v1/map": {"get": _get("The block-by-block transition matrix")},
+        "/v1/states/{state}": {"get": _get("What a state stands for", [_path("state", _integer(0)), _top()])},
+        "/v1/words/{word}": {"get": _get("Where a word comes from", [_path("word", {"type": "string"}), _top()])},
+        "/v1/blocks/{block}": {"get": _get("What a block stands for", [_path("block", _integer(0)), _top()])},
+        "/tokenize": {
+            "post": _post("Ids of a text", _object({"prompt": _text(), "add_special_tokens": _boolean()}, "prompt"))
+        },
+        "/detokenize": {"post": _post("Text of ids", _object({"tokens": _ids(vocab_size)}, "tokens"))},
+        "/v1/completions": {"post": _post("Complete, fill or score texts", _completion(limits, vocab_size))},
+        "/v1/score": {
+            "post": _post("Log-probability of every token", _object({"text": _text(), "eos": _boolean()}, "text"))
+        },
+        "/v1/next": {
+            "post": _post(
+                "The exact distribution of the next word",
+                _object({"context": _text(), "top_k": _integer(1, vocab_size)}),
+            )
+        },
+        "/v1/posteriors": {
+            "post": _post(
+                "Surprisals, words expected given both sides, state posteriors, the best path",
+                _object(
+                    {
+                        "text": _text(),
+                        "eos": _boolean(),
+                        "top_k": _integer(1, limits.logprobs),
+                        "num_states": _integer(1, limits.logprobs),
+                    },
+                    "text",
+                ),
+            )
+        },
+        "/v1/infill": {"post": _post("Fill the gaps of a template, exactly", _infill(limits))},
+    }
+    found: Schema = {
+        "openapi": "3.1.0",
+        "info": {"title": "vlhmm", "version": version, "description": "A hidden Markov language model, exactly."},
+        "paths": paths,
+        "components": {"schemas": {"Error": _error()}},
+    }
+    if needs_key:
+        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"key": []}]
+    return found
+
+
+def _get(summary: str, parameters: list[Schema] | None = None, content: str = "application/json") -> Schema:
+    schema: Schema = {"type": "object"} if content == "application/json" else {"type": "string"}
+    answers = {"200": {"description": "The answer", "content": {content: {"schema": schema}}}}
+    return {"summary": summary, "parameters": parameters or [], "responses": answers | _refusals()}
+
+
+def _post(summary: str, schema: Schema) -> Schema:
+    answer = {"description": "The answer", "content": {"application/json": {"schema": {"type": "object"}}}}
+    if "stream" in schema["properties"]:
+        answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}  # type: ignore[index]
+    return {
+        "summary": summary,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": {"200": answer} | _refusals(),
+    }
+
+
+def _refusals() -> Schema:
+    reasons = {
+        "400": "The request does not fit the model or the limits",
+        "401": "The API key is missing or wrong",
+        "404": "There is no such thing",
+        "413": "The body is too large",
+        "429": "Too many requests at once; Retry-After says when",
+        "503": "The server is stopping",
+        "504": "The answer took too long",
+    }
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {status: {"description": reason, "content": content} for status, reason in reasons.items()}
+
+
+def _error() -> Schema:
+    null_text = {"type": ["string", "null"]}
+    fields = {"message": {"type": "string"}, "type": {"type": "string"}, "param": null_text, "code": null_text}
+    return {
+        "type": "object",
+        "required": ["error"],
+        "properties": {"error": {"type": "object", "required": ["message", "type"], "properties": fields}},
+    }
+
+
+def _completion(limits: Limits, vocab_size: int) -> Schema:
+    ids = _ids(vocab_size)
+    several = {"minItems": 1, "maxItems": limits.prompts}
+    prompt = {
+        "description": "A text, several texts, ids, or several lists of ids",
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"type": "string"}, **several},
+            ids | {"minItems": 1},
+            {"type": "array", "items": ids, **several},
+        ],
+    }
+    structured = {
+        "type": ["object", "null"],
+        "description": "What the completion must be: a regular expression over words, or one of some texts",
+        "properties": {
+            "regex": {"type": "string", "maxLength": limits.regex_chars},
+            "choice": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+        },
+        "minProperties": 1,
+        "maxProperties": 1,
+    }
+    return _object(
+        {
+            "model": {"type": "string"},
+            "prompt": prompt,
+            "suffix": {"type": ["string", "null"], "description": "What comes after the completion; answered exactly"},
+            "max_tokens": _integer(0, limits.max_tokens, "default 16"),
+            "min_tokens": _integer(0, limits.gap_words, "least words between prompt and suffix"),
+            "temperature": _number(0, 100),
+            "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+            "n": _integer(1, limits.n),
+            "seed": _integer(-(1 << 63), (1 << 63) - 1),
+            "stop": _strings(4),
+            "logprobs": _integer(0, limits.logprobs) | {"type": ["integer", "null"]},
+            "echo": _boolean(),
+            "stream": _boolean(),
+            "structured_outputs": structured,
+        }
+    )
+
+
+def _infill(limits: Limits) -> Schema:
+    return _object(
+        {
+            "template": {"type": "string", "description": "Words and gaps: [MASK], [MASK:n], [MASK:a-b]"},
+            "mode": {"enum": ["sample", "best", "marginals"]},
+            "n": _integer(1, limits.n),
+            "seed": _integer(-(1 << 63), (1 << 63) - 1),
+            "top_k": _integer(1, limits.logprobs),
+            "eos": _boolean(),
+            "allow_eos": _boolean(),
+            "scope": {"enum": ["text", "gaps"]},
+            "must_contain": _strings(16),
+            "must_not": _strings(16),
+            "in_order": _boolean(),
+            "regex": _strings(8),
+            "min_words": _integer(0, limits.gap_words * 16),
+            "max_words": _integer(0, limits.gap_words * 16),
+        },
+        "template",
+    )
+
+
+def _object(properties: Schema, *required: str) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
+def _text() -> Schema:
+    return {"type": "string"}
+
+
+def _boolean() -> Schema:
+    return {"type": "boolean"}
+
+
+def _integer(low: int, high: int | None = None, description: str | None = None) -> Schema:
+    found: Schema = {"type": "integer", "minimum": low}
+    if high is not None:
+        found["maximum"] = high
+    return found | ({"description": description} if description else {})
+
+
+def _number(low: float, high: float) -> Schema:
+    return {"type": "number", "minimum": low, "maximum": high}
+
+
+def _strings(most: int) -> Schema:
+    one = {"type": "string", "minLength": 1}
+    return {"anyOf": [one, {"type": "array", "items": one, "maxItems": most}]}
+
+
+def _ids(vocab_size: int) -> Schema:
+    return {"type": "array", "items": _integer(0, vocab_size)}
+
+
+def _path(name: str, schema: Schema) -> Schema:
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def _top(default: int = 10) -> Schema:
+    return {"name": "top", "in": "query", "required": False, "schema": _integer(1, 100) | {"default": default}}

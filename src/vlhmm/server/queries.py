@@ -1,0 +1,251 @@
+"""The library's exact queries as JSON. Input: a model and checked arguments. Output: what the routes answer."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vlhmm.constraints.constraint import (
+    Constraint,
+    compile_constraint,
+    length,
+    must_contain,
+    must_not,
+    regex,
+)
+from vlhmm.data.user_text import encode_words
+from vlhmm.data.vocabulary import EOS
+from vlhmm.lattice.template import Fixed, Gap, Item, parse_template
+from vlhmm.queries.decode import decode, posteriors
+from vlhmm.queries.infill import Infilling, prepare, prepare_items
+from vlhmm.queries.left_to_right import next_distribution
+from vlhmm.queries.score import token_scores, total
+from vlhmm.queries.word_posterior import word_posteriors
+from vlhmm.server import requests as read
+from vlhmm.server.errors import RequestError
+from vlhmm.server.limits import Limits
+from vlhmm.server.scoring import Token
+from vlhmm.server.tokenizer import Tokenizer
+
+GivenUp = Callable[[], bool]
+
+
+def finite(value: float) -> float | None:
+    """Return a number that JSON has; null for minus infinity."""
+    return value if math.isfinite(value) else None
+
+
+def scored_text(text: str, tokens: Sequence[Token], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return a text with the log-probability of every token."""
+    return {
+        "text": text,
+        "log_prob": finite(total(token.log_prob for token in tokens)),
+        "num_tokens": len(tokens),
+        "oov": tokenizer.num_oov(text),
+        "tokens": [{"word": tokenizer.word(t.id), "id": t.id, "log_prob": finite(t.log_prob)} for t in tokens],
+    }
+
+
+def next_words(model: Any, context: str, top_k: int) -> dict[str, Any]:
+    """Return the most probable words after a context, and the entropy of the whole distribution."""
+    found = next_distribution(model, context)
+    return {
+        "context": context,
+        "oov": encode_words(model.vocabulary, context).num_oov(model.vocabulary),
+        "entropy": found.entropy,
+        "sum": float(found.probabilities.sum()),
+        "words": [
+            {"word": w.word, "probability": w.probability, "log_prob": finite(w.log_prob)} for w in found.top(top_k)
+        ],
+    }
+
+
+def text_posteriors(model: Any, text: str, eos: bool, top_k: int, num_states: int, memory: int) -> dict[str, Any]:
+    """Return surprisals, the words expected given both sides, state posteriors and the best path of a text."""
+    known = posteriors(model, text, eos, memory)
+    (path,) = decode(model, text, "viterbi", 1, eos, memory)
+    scores = token_scores(model, text, eos)
+    places = []
+    expected = list(word_posteriors(model, text, eos, memory=memory))
+    for t, word in enumerate(known.words):
+        best = known.smoothed[t].topk(min(num_states, known.smoothed.shape[1]))
+        states = [
+            {
+                "state": int(known.states[t, slot]),
+                "smoothed": value,
+                "filtered": float(known.filtered[t, slot]),
+            }
+            for slot, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+        places.append(
+            {
+                "word": word,
+                "oov": scores[t].oov,
+                "log_prob": finite(scores[t].log_prob),
+                "block": path.groups[t],
+                "path_state": path.states[t],
+                "path_posterior": path.posteriors[t],
+                "states": states,
+                "log_prob_given_rest": finite(expected[t].log_prob(word)),
+                "expected": [{"word": w.word, "probability": w.probability} for w in expected[t].top(top_k)],
+            }
+        )
+    return {
+        "text": text,
+        "log_prob": finite(total(score.log_prob for score in scores)),
+        "eos_log_prob": finite(scores[-1].log_prob) if eos else None,
+        "path_log_prob": path.log_prob,
+        "places": places,
+    }
+
+
+def constraint_of(body: read.Body, limits: Limits) -> Constraint | None:
+    """Return the constraint that a request's fields ask for, all of them together."""
+    parts: list[Constraint] = []
+    contain, absent = read.strings(body, "must_contain", 16), read.strings(body, "must_not", 16)
+    for name, phrases in (("must_contain", contain), ("must_not", absent)):
+        if any(not phrase.split() for phrase in phrases):
+            raise RequestError(f"{name} holds a phrase of blanks, expected words", name)
+    if contain:
+        parts.append(must_contain(*contain, in_order=read.boolean(body, "in_order", False)))
+    if absent:
+        parts.append(must_not(*absent))
+    for pattern in read.strings(body, "regex", 8):
+        if len(pattern) > limits.regex_chars:
+            raise RequestError(
+                f"regex has {len(pattern):,} characters, expected at most {limits.regex_chars:,}", "regex"
+            )
+        parts.append(regex(pattern))
+    low = read.integer(body, "min_words", None, 0, limits.gap_words * 16)
+    high = read.integer(body, "max_words", None, 0, limits.gap_words * 16)
+    if low is not None or high is not None:
+        if high is not None and (low or 0) > high:
+            raise RequestError(f"min_words is {low}, expected at most max_words, {high}", "min_words")
+        parts.append(length(low or 0, high))
+    if not parts:
+        return None
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole & part
+    return whole
+
+
+def check_template(model: Any, template: str, limits: Limits) -> None:
+    """Refuse a template whose gaps are too long, before anything is computed."""
+    items, _ = parse_template(model.vocabulary, template)
+    words = sum(item.high for item in items if isinstance(item, Gap))
+    if words > limits.gap_words:
+        raise RequestError(
+            f"the gaps hold up to {words:,} words, expected at most {limits.gap_words}; shorten them", "template"
+        )
+
+
+def infill(
+    model: Any,
+    template: str,
+    constraint: Constraint | None,
+    scope: str,
+    eos: bool,
+    allow_eos: bool,
+    mode: str,
+    n: int,
+    seed: int,
+    top_k: int,
+    limits: Limits,
+) -> dict[str, Any]:
+    """Return fills, the best fill or marginals of a template's gaps, and the probability of the constraint."""
+    if constraint is not None:
+        compile_constraint(constraint, model.vocabulary, limits.automaton_states)
+    ready = prepare(model, template, constraint, scope, eos, allow_eos, limits.memory)  # type: ignore[arg-type]
+    answer: dict[str, Any] = {
+        "template": template,
+        "mode": mode,
+        "log_evidence": finite(ready.log_evidence),
+        "constraint_log_prob": None if ready.log_constraint is None else finite(ready.log_constraint),
+        "constraint_probability": None if ready.log_constraint is None else math.exp(ready.log_constraint),
+    }
+    if mode == "sample":
+        answer["fills"] = [fill_json(fill) for fill in ready.sample(n, seed)]
+    elif mode == "best":
+        best = ready.best()
+        answer["fills"] = [fill_json(best.fill)]
+        answer["criterion"] = best.criterion
+    else:
+        answer["gaps"] = [
+            {
+                "lengths": [
+                    {
+                        "length": words,
+                        "probability": probability,
+                        "places": [
+                            [{"word": w.word, "probability": w.probability} for w in place.top(top_k)]
+                            for place in gap.words.get(words, [])
+                        ],
+                    }
+                    for words, probability in gap.lengths.items()
+                    if probability > 0
+                ]
+            }
+            for gap in ready.marginals()
+        ]
+    return answer
+
+
+def fill_json(fill: Any) -> dict[str, Any]:
+    return {
+        "text": fill.text,
+        "gaps": [" ".join(words) for words in fill.gaps],
+        "log_prob": finite(fill.log_prob),
+        "probability": math.exp(fill.log_prob),
+    }
+
+
+def between(
+    model: Any,
+    prompt: Sequence[int],
+    suffix: Sequence[int] | None,
+    low: int,
+    high: int,
+    constraint: Constraint | None,
+    limits: Limits,
+) -> Infilling:
+    """Prepare one gap of `low` to `high` words after a prompt: before `suffix`, or, without one, before the <eos>.
+
+    A constraint speaks of the words of the gap alone. After a suffix the text may go on.
+    """
+    if constraint is not None:
+        compile_constraint(constraint, model.vocabulary, limits.automaton_states)
+    names = model.vocabulary.words
+    end = [Fixed(model.vocabulary.eos, read=False)] if suffix is None else [Fixed(token) for token in suffix]
+    items: list[Item] = [*(Fixed(token) for token in prompt), Gap(low, high), *end]
+    words = [*(names[token] for token in prompt), f"[MASK:{low}-{high}]"]
+    words += [EOS] if suffix is None else [names[token] for token in suffix]
+    return prepare_items(model, items, words, constraint, "gaps", False, limits.memory)
+
+
+def structured(wish: object, limits: Limits) -> Constraint:
+    """Return the constraint of `structured_outputs`: {"regex": pattern} over words, or {"choice": texts}."""
+    name = "structured_outputs"
+    if not isinstance(wish, dict) or len(wish) != 1:
+        raise RequestError(f"{name} takes an object with one of regex and choice", name)
+    if "regex" in wish:
+        pattern = read.text(wish, "regex")
+        if len(pattern) > limits.regex_chars:
+            raise RequestError(f"regex has {len(pattern):,} characters, expected at most {limits.regex_chars:,}", name)
+        return regex(pattern)
+    if "choice" in wish:
+        found = read.strings(wish, "choice", 256)
+        if not found or any(not text.split() for text in found):
+            raise RequestError("choice takes a list of texts of at least one word each", name)
+        if sum(map(len, found)) > limits.regex_chars * 4:
+            raise RequestError(f"choice has more than {limits.regex_chars * 4:,} characters; shorten it", name)
+        return regex("|".join(" ".join(escaped(word) for word in text.split()) for text in found))
+    if "json" in wish:
+        raise RequestError(
+            "the model's tokens are whole words, which do not spell JSON; give a regex or a choice", name
+        )
+    raise RequestError(f"{name} has {', '.join(map(str, wish))[:60]}, expected regex or choice", name)
+
+
+def escaped(word: str) -> str:
+    """Return the pattern of one word: every character stands for itself."""
+    return "".join("\\" + character for character in word)

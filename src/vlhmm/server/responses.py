@@ -1,0 +1,43 @@
+"""Answers as bytes, without holding up the event loop. Input: JSON values. Output: responses."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+from starlette.responses import Response, StreamingResponse
+
+T = TypeVar("T")
+_SMALL = 4096  # characters or entries that the event loop itself may handle
+
+
+async def off_loop(size: int, call: Callable[[], T]) -> T:
+    """Return what a function returns; away from the event loop where the work is not small."""
+    return await asyncio.to_thread(call) if size > _SMALL else call()
+
+
+async def json_response(content: Any, size: int = 0) -> Response:
+    """Answer with a JSON value, or with what a function makes of about `size` entries.
+
+    A large value is written by Python's own encoder in a thread: it hands the interpreter to the event loop on its way,
+    which the encoder in C does not.
+    """
+
+    def write() -> bytes:
+        value = content() if callable(content) else content
+        if size <= _SMALL:
+            return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+        return "".join(json.JSONEncoder(allow_nan=False, separators=(",", ":")).iterencode(value)).encode()
+
+    return Response(await off_loop(size, write), media_type="application/json")
+
+
+def event_stream(events: AsyncIterator[Any]) -> StreamingResponse:
+    """Send JSON values as server-sent events, then [DONE]."""
+
+    async def lines() -> AsyncIterator[bytes]:
+        async for event in events:
+            yield f"data: {json.dumps(event)}\n\n".encode()
+        yield b"data: [DONE]\n\n"
+
+    return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})

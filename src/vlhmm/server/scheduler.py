@@ -1,0 +1,211 @@
+"""All work of the model in one thread. Input: jobs from the event loop. Output: futures and pieces of text.
+
+The model's tile caches belong to one thread, and its kernels use every core themselves; so one worker takes the
+waiting requests in rounds. A round scores all waiting texts in one pass, adds one word to every open completion in one
+pass, and answers one other question. A job that was given up is dropped at its next round.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import Any
+
+from vlhmm.server.generation import Generation, Piece, step
+from vlhmm.server.scoring import GivenUp, Token, score_texts
+
+log = logging.getLogger("vlhmm.server")
+
+
+class Job:
+    """Work that someone waits for."""
+
+    def __init__(self) -> None:
+        self.future: Future[Any] = Future()
+        self.given_up = False
+
+    def give_up(self) -> None:
+        """Say that nobody waits any more."""
+        self.given_up = True
+        self.future.cancel()
+
+    def finish(self, result: Any) -> None:
+        with suppress(InvalidStateError):  # given up meanwhile
+            self.future.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        with suppress(InvalidStateError):
+            self.future.set_exception(error)
+
+
+class ScoreJob(Job):
+    """Texts to be scored: the result is a list of `Token`s for each."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], num_top: int) -> None:
+        super().__init__()
+        self.texts, self.num_top = texts, num_top
+        self.num_tokens = sum(map(len, texts))
+
+
+class GenerateJob(Job):
+    """Texts to be continued: `listen` gets each `Piece`, the result is the generation itself."""
+
+    def __init__(self, generation: Generation, listen: Callable[[Piece], None] | None = None) -> None:
+        super().__init__()
+        self.generation, self.listen = generation, listen
+
+
+class CallJob(Job):
+    """Any other question; `call` is given a function that says whether the job was given up."""
+
+    def __init__(self, call: Callable[[Callable[[], bool]], Any]) -> None:
+        super().__init__()
+        self.call = call
+
+
+class Scheduler:
+    """The thread that owns the model."""
+
+    def __init__(self, model: Any, batch_tokens: int = 16_384) -> None:
+        self.model, self.batch_tokens = model, batch_tokens
+        self._scores: deque[ScoreJob] = deque()
+        self._calls: deque[CallJob] = deque()
+        self._generations: list[GenerateJob] = []
+        self._changed = threading.Condition()
+        self._closed = False
+        self.rounds = self.scored_texts = self.score_passes = self.generated_tokens = self.generate_passes = 0
+        self.busy_seconds = 0.0
+        self._thread = threading.Thread(target=self._run, name="vlhmm-model", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, job: Job) -> Job:
+        """Queue a job; its future is done later."""
+        with self._changed:
+            if self._closed:
+                job.fail(RuntimeError("the server is stopping"))
+                return job
+            if isinstance(job, ScoreJob):
+                self._scores.append(job)
+            elif isinstance(job, GenerateJob):
+                self._generations.append(job)
+            else:
+                assert isinstance(job, CallJob)
+                self._calls.append(job)
+            self._changed.notify()
+        return job
+
+    def close(self, seconds: float = 10.0) -> None:
+        """Finish the round that is running, drop the rest, and end the thread."""
+        with self._changed:
+            self._closed = True
+            for job in [*self._scores, *self._calls, *self._generations]:
+                job.give_up()
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._scores) + len(self._calls) + len(self._generations)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._scores or self._calls or self._generations or self._closed):
+                    self._changed.wait()
+                if self._closed:
+                    return
+                scores = self._take_scores()
+                call = self._calls.popleft() if self._calls else None
+                self._generations = [job for job in self._generations if not job.given_up]
+                generations = list(self._generations)
+            began = time.perf_counter()
+            if scores:
+                self._score(scores)
+            if generations:
+                self._generate(generations)
+            if call is not None and not call.given_up:
+                self._answer(call)
+            self.rounds += 1
+            self.busy_seconds += time.perf_counter() - began
+
+    def _take_scores(self) -> list[ScoreJob]:
+        """Take the waiting texts that fit one pass: the first, and those with as many alternatives."""
+        taken: list[ScoreJob] = []
+        left: deque[ScoreJob] = deque()
+        tokens = 0
+        for job in self._scores:
+            if job.given_up:
+                continue
+            fits = not taken or (
+                bool(job.num_top) == bool(taken[0].num_top) and tokens + job.num_tokens <= self.batch_tokens
+            )
+            (taken if fits else left).append(job)
+            tokens += job.num_tokens if fits else 0
+        self._scores = left
+        return taken
+
+    def _score(self, jobs: list[ScoreJob]) -> None:
+        texts = [text for job in jobs for text in job.texts]
+        num_top = max(job.num_top for job in jobs)
+        try:
+            found = score_texts(self.model, texts, num_top, lambda: self._closed or all(job.given_up for job in jobs))
+        except GivenUp:
+            for job in jobs:
+                job.give_up()
+            return
+        except Exception as error:
+            if len(jobs) == 1:
+                jobs[0].fail(error)
+            else:  # one of them is to blame: each by itself
+                for job in jobs:
+                    self._score([job])
+            return
+        self.score_passes += 1
+        self.scored_texts += len(texts)
+        first = 0
+        for job in jobs:
+            mine = found[first : first + len(job.texts)]
+            first += len(job.texts)
+            job.finish([[Token(t.id, t.log_prob, t.top[: job.num_top]) for t in text] for text in mine])
+
+    def _generate(self, jobs: list[GenerateJob]) -> None:
+        ready = []
+        for job in jobs:
+            try:
+                job.generation.prepare()
+                ready.append(job)
+            except Exception as error:
+                self._remove(job)
+                job.fail(error)
+        try:
+            answers = step(self.model, [job.generation for job in ready])
+        except Exception as error:
+            for job in ready:
+                self._remove(job)
+                job.fail(error)
+            return
+        self.generate_passes += 1
+        for job, pieces in zip(ready, answers, strict=True):
+            self.generated_tokens += len(pieces)
+            if job.listen is not None:
+                for piece in pieces:
+                    job.listen(piece)
+            if not job.generation.open_rows:
+                self._remove(job)
+                job.finish(job.generation)
+
+    def _remove(self, job: GenerateJob) -> None:
+        with self._changed:
+            self._generations = [other for other in self._generations if other is not job]
+
+    def _answer(self, job: CallJob) -> None:
+        try:
+            job.finish(job.call(lambda: job.given_up))
+        except Exception as error:
+            job.fail(error)

@@ -1,0 +1,79 @@
+"""Text <-> ids as clients see them. Input: a vocabulary. Output: ids of words, <eos> for a newline, <bos> for a fresh start.
+
+<bos> is no word of the model: its id is the size of the vocabulary, and it may only stand first. It says "start of
+text", so that clients that need one token of context (lm-evaluation-harness) have one of probability one. Its id is
+never 0, which some clients read as missing.
+"""
+
+from collections.abc import Sequence
+
+from vlhmm.data.vocabulary import EOS, Vocabulary
+from vlhmm.server.errors import RequestError
+
+BOS = "<bos>"
+
+
+class Tokenizer:
+    """Splits text at blanks; a newline ends a sentence."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.bos = len(vocabulary)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text; words beyond the vocabulary become <unk>."""
+        ids: list[int] = []
+        if text.split(maxsplit=1)[:1] == [BOS] and BOS not in self.vocabulary:
+            ids, text = [self.bos], text.split(BOS, 1)[1]
+        id_of, unk = self.vocabulary.id_of, self.vocabulary.unk
+        for number, line in enumerate(text.split("\n")):
+            if number:
+                ids.append(self.vocabulary.eos)
+            ids += [id_of.get(word, unk) for word in line.split()]
+        return ids
+
+    def num_oov(self, text: str) -> int:
+        """Return how many words of a text are beyond the vocabulary."""
+        return sum(word not in self.vocabulary and word != BOS for word in text.split())
+
+    def check(self, ids: Sequence[object], param: str) -> list[int]:
+        """Return ids that a client sent, if the model has them."""
+        found: list[int] = []
+        for place, value in enumerate(ids):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise RequestError(f"{param} holds {str(value)[:40]!r}, expected token ids", param)
+            if value == self.bos and place > 0:
+                raise RequestError(
+                    f"{BOS} ({value}) stands at place {place} of {param}, expected at the start only", param
+                )
+            if not 0 <= value <= self.bos:
+                raise RequestError(f"no token {value}: ids are 0 to {self.bos - 1}, and {self.bos} for {BOS}", param)
+            found.append(value)
+        return found
+
+    def word(self, token: int) -> str:
+        """Return how a token is written."""
+        return BOS if token == self.bos else self.vocabulary.words[token]
+
+    def words(self, ids: Sequence[int]) -> list[str]:
+        """Return how tokens are written, a blank before all but the first."""
+        return [self.word(token) if place == 0 else " " + self.word(token) for place, token in enumerate(ids)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids; `encode` gives them back."""
+        return "".join(self.words(ids))
+
+    def info(self) -> dict[str, object]:
+        """Return what clients ask a tokenizer for."""
+        return {
+            "tokenizer_class": "whitespace",
+            "bos_token": BOS,
+            "bos_token_id": self.bos,
+            "eos_token": EOS,
+            "eos_token_id": self.vocabulary.eos,
+            "pad_token": None,
+            "unk_token": self.vocabulary.words[self.vocabulary.unk],
+            "unk_token_id": self.vocabulary.unk,
+            "vocab_size": len(self.vocabulary),
+            "chat_template": None,
+        }
