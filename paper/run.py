@@ -154,7 +154,7 @@ def carry_out(task: Task, corpus: Corpus, place: Place, time_limit: float | None
                 record,
                 epochs=round(seen.epoch, 4),
                 best_valid=seen.best,
-                wall_s=round(seen.seconds, 3),
+                wall_s=round(seen.seconds, 6),
                 progress=seen.progress,
                 parameters=parameters or record.parameters,
             )
@@ -168,7 +168,7 @@ def carry_out(task: Task, corpus: Corpus, place: Place, time_limit: float | None
             record,
             parameters=trained.parameters,
             epochs=round(trained.epochs, 4),
-            wall_s=round(trained.seconds, 3),
+            wall_s=round(trained.seconds, 6),
             best_valid=trained.best_valid,
             progress=trained.progress,
             ended=now(),

@@ -448,9 +448,9 @@ def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
     assert code == 2 and "does not exist" in err
 
 
-def test_a_baseline_is_refused(tmp_path, capsys, monkeypatch):
-    import vlhmm
-
-    monkeypatch.setattr(vlhmm, "load_any", lambda run, **_: object(), raising=False)
-    code, _, err = ask(capsys, tmp_path)
-    assert code == 2 and "holds a baseline, which has no hidden states" in err
+def test_a_baseline_is_refused(tmp_path, capsys):
+    text, folder = str(tmp_path / "text"), str(tmp_path / "kn")
+    (tmp_path / "text").write_text("the cat\nthe dog\n")
+    assert main(["baseline", "kn", text, "--valid", text, "--out", folder, "--quiet"]) == 0
+    code, _, err = ask(capsys, folder)
+    assert code == 2 and f"{folder} holds a baseline, which has no hidden states" in err

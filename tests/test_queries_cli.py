@@ -215,7 +215,7 @@ def test_quantities(ask, run_folder):
 
 def test_verify(ask, monkeypatch):
     found = json.loads(answered(ask("verify", "--format", "json")))
-    assert found["passed"] and len(found["checks"]) == 10
+    assert found["passed"] and len(found["checks"]) == 11
     assert "all exact" in answered(ask("verify"))
     monkeypatch.setattr("vlhmm.analysis.verify._sums", lambda *_: [0.5])
     code, out, _ = ask("verify")

@@ -192,6 +192,14 @@ def test_a_table_is_run_recorded_and_never_repeated(toy, tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in (tmp_path / "results").iterdir()} == files
 
 
+def test_a_run_shorter_than_a_millisecond_keeps_its_wall_time(toy, tmp_path, monkeypatch):
+    real = reproduce.estimate_kneser_ney
+    monkeypatch.setattr(reproduce, "estimate_kneser_ney", lambda *given: real(*given)._replace(seconds=0.0002))
+    at = place(tmp_path)
+    go([toy_row("kn", KN)], toy, at)
+    assert at.store.get("toy-kn", 0).wall_s == 0.0002
+
+
 @pytest.mark.parametrize("run", [hmm_run(), lstm_run(epochs=3)], ids=["hmm", "lstm"])
 def test_an_interrupted_row_says_so_and_goes_on_to_the_same_numbers(toy, tmp_path, run, monkeypatch):
     monkeypatch.setattr("vlhmm.baselines.training._CHECKPOINT_SECONDS", 0.0)
