@@ -43,12 +43,12 @@ def commit() -> str | None:
             return None
         return done.stdout
 
-    if not git("ls-files", "--", "../errors.py"):  # some other repository's folder, or none
+    if not git("ls-files", "--", "../src/vlhmm/errors.py"):  # some other repository's folder, or none
         return None
     head = git("rev-parse", "--short=12", "HEAD")
     if head is None:
         return None
-    return head.strip() + ("+" if git("status", "--porcelain", "--", "..") else "")
+    return head.strip() + ("+" if git("status", "--porcelain", "--", "../src") else "")
 
 
 def peak_gb() -> float | None:

@@ -36,7 +36,7 @@ class Hmm:
         return self.config().training.epochs
 
     def context(self) -> str:
-        return self.config().training.context
+        return self.config().training.evaluation_context
 
     def train_command(self, corpus: str, seed: int) -> str:
         """The same training by hand."""

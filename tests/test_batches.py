@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlhmm.data.batches import sentence_batches, sentence_groups, stream_batches
-from vlhmm.data.text import Text
+from vlhmm.data.text import Text, encode, shuffled
+from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import ConfigError
 
 EOS_ID = 0
@@ -31,7 +32,7 @@ def streams_of(batches):
 
 
 lengths_of_sentences = st.lists(st.integers(1, 9), min_size=1, max_size=40)
-rules = st.sampled_from(["reset", "carry"])
+rules = st.sampled_from(["reset", "carry", "paper"])
 
 
 @given(lengths=lengths_of_sentences, budget=st.integers(1, 30), seed=st.none() | st.integers(0, 9))
@@ -103,8 +104,11 @@ def test_chains_restart_where_the_rule_says(lengths, num_streams, segment, rule)
         beyond = torch.arange(batch.tokens.shape[1]) >= batch.lengths[:, None]
         assert not batch.restart[beyond].any() and not batch.tokens[beyond].any()
     starts = streams_of([batch._replace(tokens=batch.restart) for batch in batches])
+    cuts = set(np.cumsum([batch.tokens.shape[1] for batch in batches]).tolist())
     for stream, restart in zip(streams_of(batches), starts, strict=True):
-        after_eos = [True] + [rule == "reset" and token == EOS_ID for token in stream[:-1]]
+        after_eos = [True] + [rule != "carry" and token == EOS_ID for token in stream[:-1]]
+        if rule == "paper":  # a segment goes on where the last one ended, after an <eos> too
+            after_eos = [start and (at == 0 or at not in cuts) for at, start in enumerate(after_eos)]
         assert restart == after_eos
 
 
@@ -114,6 +118,21 @@ def test_streams_by_hand():
     assert [batch.tokens.tolist() for batch in batches] == [[[1, 2], [0, 6]], [[0, 4], [0, 0]]]
     assert [batch.lengths.tolist() for batch in batches] == [[2, 2], [2, 1]]
     assert [batch.restart.int().tolist() for batch in batches] == [[[1, 0], [1, 1]], [[0, 1], [0, 0]]]
+    # "1 2 <eos> 4 <eos> 6 <eos>" in one stream, cut after 3: the paper's rule goes on after the <eos> at the cut.
+    batches = stream_batches(text_of([3, 2, 2]), num_streams=1, segment_length=3, eos_id=EOS_ID, rule="paper")
+    assert [batch.restart.int().tolist() for batch in batches] == [[[1, 0, 0]], [[0, 0, 1]], [[0]]]
+
+
+def test_shuffled_lines_are_the_same_lines_in_another_order():
+    words = Vocabulary(["<unk>", "<eos>", "a", "b", "c"])
+    text = encode([["a"], ["b", "<unk>"], [], ["c", "zebra", "<unk>", "a"]], words)
+    order = np.array([3, 1, 0, 2])
+    mixed = shuffled(text, order)
+    assert [mixed.tokens[a:b].tolist() for a, b in zip(mixed.offsets, mixed.offsets[1:], strict=False)] == [
+        [4, 0, 0, 2, 1], [3, 0, 1], [2, 1], [1]
+    ]  # fmt: skip
+    assert (mixed.num_oov, mixed.num_unk, mixed.num_bytes) == (text.num_oov, text.num_unk, text.num_bytes)
+    assert mixed.literal_unk.tolist() == [2, 6]
 
 
 def test_batches_refuse_what_makes_no_sense():

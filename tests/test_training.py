@@ -86,6 +86,7 @@ GRADIENT = [
         [],
         GRADIENT,
         [*GRADIENT, "training.context=carry", "training.accumulate=3"],
+        [*GRADIENT, "training.context=paper"],
         ["model.transition=softmax", "model.slot_code=0"],
         [*GRADIENT, "model.transition=softmax", "model.embedding=independent"],
         ["model.parameterization=scalar", "training.rate=0.1", "training.weight_decay=0"],
@@ -96,10 +97,11 @@ GRADIENT = [
          "training.epochs=20", "model.slot_code=0"],
         ["training.em_tokens=700", "training.epochs=4", "training.average=0.9", "training.embedding_dropout=0.1"],
         ["training.batch=streams", "training.context=carry", "training.num_streams=8", "training.segment_length=100"],
+        ["training.batch=streams", "training.context=paper", "training.num_streams=8", "training.segment_length=32"],
         ["model.allocation=tokens", "model.num_states=64"],
     ],
-    ids=["em", "gradient", "gradient-carry", "em-softmax", "gradient-softmax", "em-scalar", "closed-form",
-         "closed-form-softmax", "uniform", "em-share", "em-carry", "uneven"],
+    ids=["em", "gradient", "gradient-carry", "gradient-paper", "em-softmax", "gradient-softmax", "em-scalar", "closed-form",
+         "closed-form-softmax", "uniform", "em-share", "em-carry", "em-paper", "uneven"],
 )  # fmt: skip
 def test_every_way_of_training_beats_the_unigram(toy, tmp_path, changes):
     result = train(toy, tiny(*changes), tmp_path / "run")
@@ -115,6 +117,32 @@ def test_validation_reads_as_many_streams_as_every_evaluation(toy, tmp_path):
     result = train(toy, tiny(*streams, "training.context=carry", "training.calibrate=false"), tmp_path / "run")
     report = evaluate(vlhmm.load(tmp_path / "run"), toy.valid, "carry")
     assert report.streams == 16 and result.best_valid == pytest.approx(report.perplexity, rel=1e-5)  # float32 on disk
+
+
+def test_the_papers_rule_learns_what_follows_a_line(toy, tmp_path):
+    """Trained by reset the transitions out of <eos> are never seen; by the paper's rule they are, at segment cuts."""
+    streams = [
+        "training.batch=streams",
+        "training.num_streams=8",
+        "training.segment_length=16",
+        "training.calibrate=false",
+    ]
+    valid = {}
+    for rule in ("reset", "paper"):
+        train(toy, tiny(*streams, f"training.context={rule}"), tmp_path / rule)
+        model = vlhmm.load(tmp_path / rule)
+        assert model.rule == ("carry" if rule == "paper" else "reset")
+        valid[rule] = {each: evaluate(model, toy.valid, each).perplexity for each in ("reset", "carry")}
+    assert valid["paper"]["carry"] < 0.9 * valid["reset"]["carry"]
+    assert valid["paper"]["reset"] < 1.05 * valid["reset"]["reset"]
+
+
+def test_the_papers_rule_shuffles_the_lines_of_every_epoch(toy):
+    streams = ["training.num_streams=4", "training.segment_length=16"]
+    settings = tiny("training.batch=streams", "training.context=paper", *streams).training
+    plan = make_plan(toy.train, settings, toy.vocabulary.eos)
+    first, again, second = ([batch.tokens.tolist() for step in plan(n) for batch in step] for n in (0, 0, 1))
+    assert first == again != second
 
 
 CLOSED_FORM = ["training.optimizer=closed-form", "model.parameterization=scalar", "training.state_dropout=0"]
@@ -157,6 +185,7 @@ def test_resuming_at_any_step_gives_the_same_bits(toy, tmp_path):
     for name, changes in {
         "em": [],
         "gradient": [*GRADIENT, "training.schedule=plateau", "training.average=0.9"],
+        "paper": [*GRADIENT, "training.context=paper"],  # carried states and an order of lines for every epoch
     }.items():
         config = tiny(*changes)
         whole = train(toy, config, tmp_path / name)

@@ -2,7 +2,9 @@
 
 import json
 import math
+import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -422,3 +424,13 @@ def test_parts_are_run_in_their_order():
     assert chosen_parts("growth, machine") == ("machine", "growth") and chosen_parts(None) == PARTS
     with pytest.raises(ConfigError, match="no part of the benchmark named 'speed'"):
         chosen_parts("speed")
+
+
+def test_a_checkout_knows_its_commit():
+    from benchmarks import machine
+
+    repository = Path(machine.__file__).parents[1]
+    done = subprocess.run(["git", "-C", str(repository), "rev-parse", "HEAD"], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("not a git checkout")
+    assert machine.commit().rstrip("+") == done.stdout[:12]

@@ -88,7 +88,9 @@ def load_any(
     load_into(hmm, scaled(weights, config.model, factors) if factors else weights, folder.model_path)
     with torch.no_grad():
         potentials = hmm.to(device, dtype).potentials()
-    model = HMMLanguageModel(vocabulary, Tables(potentials, blocks), config.training.context, memory or DEFAULT_MEMORY)
+    model = HMMLanguageModel(
+        vocabulary, Tables(potentials, blocks), config.training.evaluation_context, memory or DEFAULT_MEMORY
+    )
     model.folder = path
     return model
 

@@ -84,7 +84,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--states", metavar="N", help="short for --set model.num_states=N; 2^13 is understood")
     parser.add_argument("--blocks", metavar="M", help="short for --set model.num_blocks=M")
     parser.add_argument("--epochs", metavar="N", help="short for --set training.epochs=N")
-    parser.add_argument("--context", choices=("reset", "carry"), help="short for --set training.context=…")
+    parser.add_argument("--context", choices=("reset", "carry", "paper"), help="short for --set training.context=…")
     parser.add_argument("--paths", metavar="FILE", help="blocks from a wcluster paths file instead of clustering")
     parser.add_argument("--vocab", metavar="FILE", help="a given vocabulary, one word a line")
     parser.add_argument(
@@ -179,14 +179,14 @@ def run(args: argparse.Namespace) -> int:
         "total_steps": result.total_steps,
         "best_valid": finite(result.best_valid),
         "calibrated": result.calibrated,
-        "context": config.training.context,
+        "context": config.training.evaluation_context,
         "parameters": result.num_parameters,
         "seconds": round(result.seconds, 1),
     }
     if mixture and result.stopped_by != "interrupt" and summary["best_valid"]:
         note("Kneser-Ney 5-gram, and its mixture with the HMM ...")
         summary["mixture"] = mix_with_kneser_ney(
-            args.out, corpus, mixture, config.training.context, args.memory, device
+            args.out, corpus, mixture, config.training.evaluation_context, args.memory, device
         )
     if args.format == "json":
         print(json.dumps(summary))
@@ -197,7 +197,7 @@ def run(args: argparse.Namespace) -> int:
             else f"stopped by {result.stopped_by} at step {result.step} of {result.total_steps}"
         )
         best = (
-            f"best valid perplexity {result.best_valid:.2f} (context {config.training.context}"
+            f"best valid perplexity {result.best_valid:.2f} (context {config.training.evaluation_context}"
             f"{', calibrated' if result.calibrated else ''})"
             if summary["best_valid"]
             else "not validated yet"

@@ -13,7 +13,7 @@ from torch import Tensor
 from vlhmm.data.text import Text
 from vlhmm.errors import ConfigError
 
-RULES = ("reset", "carry")
+RULES = ("reset", "carry", "paper")
 
 
 class Batch(NamedTuple):
@@ -56,8 +56,9 @@ def stream_batches(text: Text, num_streams: int, segment_length: int, eos_id: in
     """The text in `num_streams` contiguous streams (rows), side by side, cut in time into segments.
 
     The streams' lengths differ by one at most, the longer ones first. The chain starts afresh at a stream's
-    start and, under the rule "reset", after every <eos>; under "carry" nowhere else. A text of fewer tokens
-    than `num_streams` has as many streams as tokens.
+    start and, under the rule "reset", after every <eos>; under "carry" nowhere else. Under "paper" it starts afresh
+    after an <eos> inside a segment, and goes on over every segment cut, also one that follows an <eos>: the rule
+    that the paper's released code trains by. A text of fewer tokens than `num_streams` has as many streams as tokens.
     """
     if num_streams < 1 or segment_length < 1:
         raise ConfigError(
@@ -75,13 +76,15 @@ def stream_batches(text: Text, num_streams: int, segment_length: int, eos_id: in
     tokens = _gather(text.tokens, np.cumsum(lengths) - lengths, lengths)
     restart = np.zeros(tokens.shape, dtype=bool)
     restart[:, 0] = True
-    if rule == "reset":
+    if rule != "carry":
         restart[:, 1:] = tokens[:, :-1] == eos_id
         restart[:, -1] &= lengths == tokens.shape[1]  # padding starts nothing
 
     cuts = [*range(0, tokens.shape[1], segment_length), tokens.shape[1]]
     if num_longer and segment_length > 1 and len(cuts) > 2 and cuts[-1] - cuts[-2] == 1:
         cuts[-2] -= 1  # a last segment of one column would be empty for the shorter streams: make it two
+    if rule == "paper":
+        restart[:, cuts[1:-1]] = False
     return [
         Batch(
             torch.from_numpy(np.ascontiguousarray(tokens[:, a:b])),

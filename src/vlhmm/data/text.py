@@ -60,6 +60,17 @@ def shards(text: Text, num_tokens: int) -> list[Text]:
     return [lines(text, int(a), int(b)) for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
 
 
+def shuffled(text: Text, order: np.ndarray) -> Text:
+    """The same lines in another order: line order[0] first. Its bytes are the same."""
+    lengths = np.diff(text.offsets)[order]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    where = np.arange(text.num_tokens) - np.repeat(offsets[:-1] - text.offsets[:-1][order], lengths)
+    is_literal = np.zeros(text.num_tokens, dtype=bool)
+    is_literal[text.literal_unk] = True
+    unk = np.flatnonzero(is_literal[where])
+    return Text(text.tokens[where], offsets, text.num_oov, text.num_unk, text.num_bytes, unk)
+
+
 def lines(text: Text, first: int, last: int) -> Text:
     """Lines first .. last - 1 as a text of their own. Its bytes are not counted: 0."""
     start, end = int(text.offsets[first]), int(text.offsets[last])

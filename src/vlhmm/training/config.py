@@ -15,7 +15,7 @@ class TrainingConfig:
     """The paper's training by default: streams of 16 x 32 tokens, AdamW at 1e-2, rate / 4 on a plateau."""
 
     method: Literal["gradient", "em"] = "gradient"  # em: counts of `em_tokens`, then `m_steps` optimizer steps
-    context: Literal["reset", "carry"] = "reset"  # one rule, for training and evaluation
+    context: Literal["reset", "carry", "paper"] = "reset"  # paper: reset, but carried over segment cuts
     state_dropout: float = 0.5  # λ, the share of every block's states that a step leaves out
     embedding_dropout: float = 0.0  # of single coordinates of the states' embeddings
     batch: Literal["streams", "sentences"] = "streams"  # the text in parallel streams, cut in segments; or whole lines
@@ -50,6 +50,11 @@ class TrainingConfig:
     average: float = 0.0  # decay of the weights' moving average; 0: none
     seed: int = 0  # of everything drawn
     checkpoint_seconds: float = 60.0  # between two checkpoints
+
+    @property
+    def evaluation_context(self) -> Literal["reset", "carry"]:
+        """The context rule of the trained model; "paper" is a rule of training, evaluated by "carry" as in the paper."""
+        return "carry" if self.context == "paper" else self.context
 
     def __post_init__(self) -> None:
         positive = (
@@ -119,8 +124,10 @@ class TrainingConfig:
             raise ConfigError(f"smoothing={self.smoothing} belongs to optimizer=closed-form; set it to 0")
         if self.optimizer == "closed-form" and self.state_dropout:
             raise ConfigError("optimizer=closed-form sets all states at once; it needs state_dropout=0")
-        if self.context == "carry" and self.batch == "sentences":
-            raise ConfigError("context=carry needs batch=streams: a sentence batch has no state to carry over")
+        if self.context != "reset" and self.batch == "sentences":
+            raise ConfigError(
+                f"context={self.context} needs batch=streams: a sentence batch has no state to carry over"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

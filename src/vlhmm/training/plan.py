@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from vlhmm.data.batches import Batch, sentence_batches, stream_batches
-from vlhmm.data.text import Text, shards
+from vlhmm.data.text import Text, shards, shuffled
 from vlhmm.errors import ConfigError
 from vlhmm.training.config import TrainingConfig
 
@@ -35,6 +35,8 @@ def make_plan(
         parts = shards(extra, config.extra_tokens or text.num_tokens)
         steps = [[*whole, *sentence_batches(part, config.batch_tokens)] for part in parts]
         return lambda epoch: [steps[epoch % len(steps)]]
+    if config.context == "paper":
+        return lambda epoch: grouped(_shuffled_streams(text, config, eos, epoch), config)
     if config.batch == "streams":
         stream = stream_batches(text, config.num_streams, config.segment_length, eos, config.context)
         return lambda epoch: grouped(stream, config)
@@ -44,6 +46,12 @@ def make_plan(
     return lambda epoch: grouped(
         sentence_batches(text, config.batch_tokens, generator_for(config.seed, "batches", epoch)), config
     )
+
+
+def _shuffled_streams(text: Text, config: TrainingConfig, eos: int, epoch: int) -> list[Batch]:
+    """Streams of the lines in an order of this epoch's own: every epoch cuts other lines, in as many batches."""
+    order = torch.randperm(text.num_sentences, generator=generator_for(config.seed, "lines", epoch)).numpy()
+    return stream_batches(shuffled(text, order), config.num_streams, config.segment_length, eos, "paper")
 
 
 def grouped(batches: list[Batch], config: TrainingConfig) -> list[list[Batch]]:

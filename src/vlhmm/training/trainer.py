@@ -343,7 +343,9 @@ class Trainer:
         weights = {name: tensor.detach() for name, tensor in weights.items()}
         potentials = torch.func.functional_call(self.hmm, weights, ())
         tables = Tables(potentials, self.blocks)
-        model = HMMLanguageModel(self.corpus.vocabulary, tables, self.settings.context, self.memory or DEFAULT_MEMORY)
+        model = HMMLanguageModel(
+            self.corpus.vocabulary, tables, self.settings.evaluation_context, self.memory or DEFAULT_MEMORY
+        )
         if self.tile_cache is not None:
             model.cache.take_room_of(self.tile_cache)
         self.tile_cache = model.cache
@@ -351,7 +353,7 @@ class Trainer:
 
     def perplexity(self, weights: dict[str, Tensor]) -> float:
         """On the validation text, by the rule of training and in as many streams as every evaluation has."""
-        return evaluate(self.language_model(weights), self.corpus.valid, self.settings.context).perplexity
+        return evaluate(self.language_model(weights), self.corpus.valid, self.settings.evaluation_context).perplexity
 
     def check(self) -> bool:
         """Validates; keeps the model if it is the best so far. True if it was."""
@@ -594,7 +596,7 @@ def take_steps(
         )
         if checked:
             trainer.elapsed = before + time.monotonic() - sitting
-            folder.journal(check_event(replace(status, seconds=trainer.elapsed), settings.context))
+            folder.journal(check_event(replace(status, seconds=trainer.elapsed), settings.evaluation_context))
             trainer.log_likelihood, trainer.tokens = 0.0, 0
             mark_time, mark_tokens = time.monotonic(), tokens
         if progress is not None and (checked or now - shown > 0.2):
