@@ -64,6 +64,20 @@ class TokenAutomaton:
                 return np.minimum(distance[:-1], never)
             distance[:-1] = shorter
 
+    @cached_property
+    def reached(self) -> np.ndarray:
+        """(Q,) int64: tokens from the initial state to each state, at least; a large number if none lead there."""
+        reached = np.full(self.num_states, 1 << 40, dtype=np.int64)
+        reached[0] = 0
+        frontier, steps = np.array([0]), 0
+        while len(frontier):
+            steps += 1
+            following = np.unique(self.delta[frontier])
+            following = following[following != DEAD]
+            frontier = following[reached[following] > steps]
+            reached[frontier] = steps
+        return reached
+
     def step(self, state: int, token: int) -> int:
         """The state after a token, or -1."""
         if state == DEAD or not 0 <= token < len(self.class_of_token):

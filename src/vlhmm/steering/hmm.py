@@ -1,0 +1,144 @@
+"""What steering reads of an HMM: a start, emissions by block, and rows of the transition matrix.
+
+Input:  a trained model whose blocks share no states, or the three matrices of a dense HMM (one block).
+Output: `SteeringHMM`, its states renumbered so that the K states of a block lie together.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from vlhmm.errors import QueryError
+
+if TYPE_CHECKING:
+    from vlhmm.language_model import HMMLanguageModel
+    from vlhmm.steering.lookahead import LookaheadTable
+
+DEFAULT_MEMORY = 2 << 30  # bytes of transition rows kept, and as much again for lookahead tables
+_ROWS_AT_ONCE = 1 << 24  # entries of A made at a time where A is not kept
+
+
+class SteeringHMM:
+    """An HMM over token ids. The transition matrix is kept if it fits `memory`, else its latest rows are."""
+
+    def __init__(
+        self,
+        start: Tensor,
+        emission: Tensor,
+        block_of_token: Tensor,
+        rows_of_block: Callable[[int], Tensor],
+        memory: int = DEFAULT_MEMORY,
+    ) -> None:
+        self.start, self.emission, self.block_of_token = start, emission.contiguous(), block_of_token.long()
+        self.dtype, self.memory = emission.dtype, memory
+        self.vocab_size, self.states_per_block = emission.shape
+        self.num_states = len(start)
+        self.num_blocks = self.num_states // self.states_per_block
+        if self.num_blocks * self.states_per_block != self.num_states:
+            raise QueryError(f"{self.num_states} states do not make blocks of {self.states_per_block}")
+        self._make_rows = rows_of_block
+        self._rows: OrderedDict[int, Tensor] = OrderedDict()
+        self._matrix: Tensor | None = None
+        self.tables: OrderedDict[str, LookaheadTable] = OrderedDict()  # by the automaton's content, latest last
+        self.token_order = self.block_of_token.argsort(stable=True)
+        self.emission_by_block = self.emission[self.token_order].split(
+            torch.bincount(self.block_of_token, minlength=self.num_blocks).tolist()
+        )
+
+    @classmethod
+    def from_model(cls, model: "HMMLanguageModel", memory: int = DEFAULT_MEMORY) -> "SteeringHMM":
+        """Read a trained model; its words are token ids."""
+        tables = model.tables
+        states = tables.states_of_group
+        order = states.flatten()
+        if len(order) != tables.num_states or len(order.unique()) != len(order):
+            raise QueryError(
+                "steering needs a model whose blocks share no states; train with --set model.emission=blocked"
+            )
+        in_order = bool((order == torch.arange(len(order), device=order.device)).all())
+
+        def rows(block: int) -> Tensor:
+            made = tables.normalized_rows(states[block], tables.dtype)
+            return (made if in_order else made[:, order]).cpu()
+
+        return cls(
+            tables.start[order].cpu(), tables.emission.cpu(), tables.group_of_word.cpu(), rows, memory
+        )
+
+    @classmethod
+    def dense(
+        cls, start: Tensor, transition: Tensor, emission: Tensor, memory: int = DEFAULT_MEMORY
+    ) -> "SteeringHMM":
+        """An HMM whose every state may emit every token: start (S,), transition (S, S), emission (S, V)."""
+        tokens = torch.zeros(emission.shape[1], dtype=torch.long)
+        hmm = cls(start, emission.t(), tokens, lambda block: transition, memory)
+        hmm._matrix = transition.contiguous()
+        return hmm
+
+    @property
+    def _matrix_bytes(self) -> int:
+        return self.num_states**2 * self.emission.element_size()
+
+    def _block_slice(self, block: int) -> slice:
+        return slice(block * self.states_per_block, (block + 1) * self.states_per_block)
+
+    def rows(self, block: int) -> Tensor:
+        """(K, S) p(z' | z) for the states z of a block."""
+        if self._matrix is not None:
+            return self._matrix[self._block_slice(block)]
+        found = self._rows.get(block)
+        if found is None:
+            found = self._make_rows(block).contiguous()
+            while self._rows and found.nbytes * (len(self._rows) + 1) > self.memory:
+                self._rows.popitem(last=False)
+            if found.nbytes <= self.memory:
+                self._rows[block] = found
+        else:
+            self._rows.move_to_end(block)
+        return found
+
+    def row_parts(self) -> Iterator[tuple[int, Tensor]]:
+        """(first state, rows from there on): A in one piece if it fits the memory, else piece by piece, made anew."""
+        if self._matrix is None and self._matrix_bytes <= self.memory:
+            matrix = torch.empty(self.num_states, self.num_states, dtype=self.dtype)
+            for block in range(self.num_blocks):
+                kept = self._rows.pop(block, None)
+                matrix[self._block_slice(block)] = self._make_rows(block) if kept is None else kept
+            self._matrix = matrix
+        if self._matrix is not None:
+            yield 0, self._matrix
+            return
+        few = max(1, _ROWS_AT_ONCE // (self.states_per_block * self.num_states))
+        for first in range(0, self.num_blocks, few):
+            blocks = range(first, min(first + few, self.num_blocks))
+            parts = [self._make_rows(block) if block not in self._rows else self._rows[block] for block in blocks]
+            yield first * self.states_per_block, torch.cat(parts)
+
+    def forward_step(self, predicted: Tensor, tokens: Tensor) -> Tensor:
+        """(n, S) p(z_{t+1} | x_<=t) from (n, S) p(z_t | x_<t) and x_t: O(K S) per row.
+
+        A token that the HMM holds impossible tells nothing: its block's states keep their predicted probabilities.
+        """
+        size = self.states_per_block
+        result = torch.empty_like(predicted)
+        blocks = self.block_of_token[tokens]
+        for block in blocks.unique().tolist():
+            chosen = (blocks == block).nonzero().squeeze(1)
+            prior = predicted[chosen, block * size : (block + 1) * size]
+            alpha = prior * self.emission[tokens[chosen]]
+            total = alpha.sum(1, keepdim=True)
+            prior = torch.where(prior.sum(1, keepdim=True) > 0, prior, torch.ones_like(prior))
+            alpha = torch.where(total > 0, alpha, prior)
+            result[chosen] = (alpha / alpha.sum(1, keepdim=True)) @ self.rows(block)
+        return result
+
+    def emit(self, weights: Tensor) -> Tensor:
+        """(n, V) sum_z weights(z) p(x | z): O(K V) per row, one product per block."""
+        blocks = weights.view(len(weights), self.num_blocks, self.states_per_block).unbind(1)
+        parts = [part @ emission.t() for part, emission in zip(blocks, self.emission_by_block, strict=True)]
+        result = torch.empty(len(weights), self.vocab_size, dtype=weights.dtype)
+        result[:, self.token_order] = torch.cat(parts, dim=1)
+        return result
