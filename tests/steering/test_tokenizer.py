@@ -12,25 +12,9 @@ from vlhmm.data.tokenizer import TokenVocabulary, read_token_text
 from vlhmm.errors import CheckpointError, ConfigError, DataError
 from vlhmm.training.unseen_tokens import partner_of_token
 
-tokenizers = pytest.importorskip("tokenizers")
+pytest.importorskip("tokenizers")
 
-LINES = [f"The {a} dog saw {b} in the park ." for a in ("big", "old", "red", "sly") for b in ("Ann", "a cat", "us", "rain")]
-
-
-def make_tokenizer(path):
-    """A byte-level BPE of some 330 ids: 256 bytes, special tokens, merges of the lines."""
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=330,
-        special_tokens=["<|endoftext|>", "<|im_end|>"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(LINES, trainer)
-    tokenizer.save(str(path))
-    return tokenizer
+from toy_llm import LINES, make_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ VERBS = {  # in the order of --help; a verb's module is imported when it is need
     "information": "entropy rate, probability of phrases, divergence of two models",
     "verify": "prove exactness on your own model",
     "export": "the model's matrices for other programs",
+    "distill": "train an HMM on samples of a language model",
     "mix": "interpolate trained models, weights by EM on a validation text",
     "serve": "the model over HTTP: OpenAI's API, exact",
     "explore": "look inside a model in the browser",

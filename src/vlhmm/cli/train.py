@@ -38,8 +38,6 @@ examples:
   vlhmm train ptb --preset em-ptb --guide runs/lstm --set training.guide_text=5500000 --out runs/read
                                                                        and reads what the LSTM writes
   vlhmm train train.txt --valid valid.txt --out runs/mine --mix kn     and its mixture with Kneser-Ney: runs/mine-mixture
-
-
   vlhmm train samples.jsonl --valid held-out.jsonl --tokenizer tokenizer.json --out runs/tokens
                                                                        over subword ids; JSON lines of texts or ids
   vlhmm train ptb --preset em-ptb --dry-run                            parameters, memory, time; nothing is written

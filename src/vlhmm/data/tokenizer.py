@@ -235,6 +235,7 @@ class TokenLine(NamedTuple):
     ids: list[int]
     finished: bool  # the end of text came next; else the line was cut
     num_bytes: int
+    prompt: str | None = None  # what it answers, where a record says so
 
 
 def is_jsonl(path: str | Path) -> bool:
@@ -279,12 +280,14 @@ def _record(line: str, vocabulary: TokenVocabulary, where: str) -> TokenLine:
         found = json.loads(line)
     except ValueError:
         raise DataError(f"{where}: not JSON; expected a text, a list of ids, or an object with text or ids") from None
-    finished = True
+    finished, prompt = True, None
     if isinstance(found, dict):
-        finished = bool(found.get("finished", True))
+        finished, prompt = bool(found.get("finished", True)), found.get("prompt")
         found = found.get("ids", found.get("text"))
+    if prompt is not None and not isinstance(prompt, str):
+        raise DataError(f"{where}: the prompt is a {type(prompt).__name__}, expected a text")
     if isinstance(found, str):
-        return _line(vocabulary.ids(found), vocabulary, finished, len(found.encode()) + 1, where)
+        return _line(vocabulary.ids(found), vocabulary, finished, len(found.encode()) + 1, where, prompt)
     if not isinstance(found, list) or not all(type(i) is int for i in found):
         raise DataError(f"{where}: expected a text, a list of ids, or an object with text or ids")
     if found and not 0 <= min(found) <= max(found) < len(vocabulary):
@@ -292,30 +295,32 @@ def _record(line: str, vocabulary: TokenVocabulary, where: str) -> TokenLine:
             f"{where}: ids run from {min(found)} to {max(found)}, the tokenizer has 0 to {len(vocabulary) - 1}; "
             "give the tokenizer that the ids were made with"
         )
-    return _line(found, vocabulary, finished, len(vocabulary.text(found).encode()) + 1, where)
+    return _line(found, vocabulary, finished, len(vocabulary.text(found).encode()) + 1, where, prompt)
 
 
-def _line(ids: list[int], vocabulary: TokenVocabulary, finished: bool, num_bytes: int, where: str) -> TokenLine:
+def _line(
+    ids: list[int], vocabulary: TokenVocabulary, finished: bool, num_bytes: int, where: str, prompt: str | None = None
+) -> TokenLine:
     if ids and ids[-1] == vocabulary.eos:
         ids, finished = ids[:-1], True
     if vocabulary.eos in ids:
         raise DataError(
             f"{where}: the end of text {vocabulary.words[vocabulary.eos]!r} stands inside a line; one record is one text"
         )
-    return TokenLine(ids, finished, num_bytes)
+    return TokenLine(ids, finished, num_bytes, prompt)
 
 
 def encode_tokens(lines: Iterable[TokenLine], vocabulary: TokenVocabulary) -> Text:
     """Lines of ids as a `Text`: the end of text after every finished line. Empty cut lines are left out."""
     tokens, ends = array("i"), array("q", [0])
     num_bytes = 0
-    for ids, finished, size in lines:
-        tokens.extend(ids)
-        if finished:
+    for line in lines:
+        tokens.extend(line.ids)
+        if line.finished:
             tokens.append(vocabulary.eos)
         if len(tokens) > ends[-1]:
             ends.append(len(tokens))
-            num_bytes += size
+            num_bytes += line.num_bytes
     return Text(np.array(tokens, dtype=np.int32), np.array(ends, dtype=np.int64), 0, 0, num_bytes)
 
 

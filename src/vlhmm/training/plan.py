@@ -62,3 +62,8 @@ def grouped(batches: list[Batch], config: TrainingConfig) -> list[list[Batch]]:
         steps = 1 if config.em_tokens is None else math.ceil(tokens / config.em_tokens)
         many = math.ceil(len(batches) / max(1, steps))
     return [batches[first : first + many] for first in range(0, len(batches), many)]
+
+
+def steps_per_epoch_of(tokens: int, config: TrainingConfig) -> int:
+    """About how many E-steps of EM on sentences one pass over a text takes."""
+    return 1 if config.em_tokens is None else max(1, math.ceil(tokens / config.em_tokens))

@@ -65,6 +65,15 @@ def em_wikitext_2() -> RunConfig:
     return em(2**15, 256, 240, embedding_dropout=0.15)
 
 
+DISTILL_ITERATIONS = 120  # E-steps of `vlhmm distill`, however long the text
+
+
+def distill() -> RunConfig:
+    """2^14 states in 256 blocks over a language model's samples, which E-steps read share by share"""
+    config = em(2**14, 256, 24, em_tokens=300_000, embedding_dropout=0.2, checks_per_epoch=0.5)
+    return replace(config, model=replace(config.model, embedding="independent", allocation="tokens"))
+
+
 def paper_ptb() -> RunConfig:
     """the paper's model on Penn Treebank: 2^15 states, one softmax over all, 16 x 32 streams"""
     return RunConfig(model=ModelConfig(), training=TrainingConfig())
@@ -116,7 +125,7 @@ def paper_ptb_none() -> RunConfig:
 PRESETS: dict[str, Callable[[], RunConfig]] = {
     make.__name__.replace("_", "-"): make
     for make in (
-        default, tiny, demo, em_ptb, em_wikitext_2, paper_ptb, paper_wikitext_2, paper_ptb_14, paper_ptb_scalar,
+        default, tiny, demo, distill, em_ptb, em_wikitext_2, paper_ptb, paper_wikitext_2, paper_ptb_14, paper_ptb_scalar,
         paper_ptb_no_dropout, paper_ptb_factored, paper_ptb_uniform, paper_ptb_none,
     )
 }  # fmt: skip

@@ -1,5 +1,6 @@
 """A run's folder: config.json, vocabulary.txt, blocks.tsv, model.safetensors, calibration.json, journal.jsonl, checkpoint/;
-teacher.txt.gz, what a teacher wrote for it; and tokenizer.json, where the model is over subword ids.
+teacher.txt.gz, what a teacher wrote for it; tokenizer.json, where the model is over subword ids; and samples/, which a
+language model wrote.
 
 Every file is written to a temporary name, synced and renamed: a kill at any moment leaves the old
 one or the new one. Nothing is pickled; loading runs no code from the files.
@@ -36,7 +37,7 @@ class RunFolder:
         self.config_path, self.vocabulary_path = self.path / "config.json", self.path / "vocabulary.txt"
         self.blocks_path, self.model_path = self.path / "blocks.tsv", self.path / "model.safetensors"
         self.journal_path, self.checkpoint_path = self.path / "journal.jsonl", self.path / "checkpoint"
-        self.tokenizer_path = self.path / "tokenizer.json"
+        self.tokenizer_path, self.samples_path = self.path / "tokenizer.json", self.path / "samples"
         self.calibration_path, self.text_path = self.path / "calibration.json", self.path / "teacher.txt.gz"
 
     # ---- what a run is

@@ -677,7 +677,7 @@ def open_run(
         if {name: value for name, value in about.items() if name.startswith("extra_")} != about_extra(corpus):
             raise ConfigError(f"{folder.path} was started with another extra text; choose another --out")
         refuse_other_teacher(folder, about, corpus, teacher)
-    elif any(folder.path.iterdir()) and not folder.blocks_path.exists():
+    elif any(path != folder.samples_path for path in folder.path.iterdir()) and not folder.blocks_path.exists():
         raise CheckpointError(f"{folder.path} is not empty and holds no run; choose another --out")
     if folder.exists() and folder.blocks_path.exists():
         stored_blocks = folder.blocks(corpus.vocabulary)

@@ -1,0 +1,365 @@
+"""Distill a language model into an HMM: draw samples, train on them, compare on held-out samples.
+
+The samples lie in shards, `RUN/samples/00000.jsonl` and so on, each written whole. A shard is a function of the seed and
+its number, so that a draw which was killed goes on with the first shard that is missing, to the same text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import vlhmm.api
+from vlhmm.baselines.kneser_ney import estimate
+from vlhmm.data.atomic_io import write_atomically
+from vlhmm.data.corpora import Corpus
+from vlhmm.data.text import Text
+from vlhmm.data.tokenizer import TokenLine, TokenVocabulary, encode_tokens, read_token_lines
+from vlhmm.errors import ConfigError, DataError
+from vlhmm.evaluation.mixture import PredictiveModel, component_log_probs, fit_weights, mixture_log_probs
+from vlhmm.language_model import MODEL_FILES
+from vlhmm.training import trainer
+from vlhmm.training.config import RunConfig
+
+if TYPE_CHECKING:
+    from vlhmm.steering.llm import LLM
+
+Progress = Callable[[int, int], None]
+HELD_OUT = 40  # one line in so many is for validation, another one for the report
+REPORT = "distillation.json"
+
+
+# ---- drawing
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawSettings:
+    """What a shard of samples depends on, beside its number and the model."""
+
+    temperature: float = 1.0
+    max_new_tokens: int = 40
+    template: str | None = None  # a text with {prompt}; none: the model's chat template
+    batch: int = 64  # samples drawn side by side; one shard
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise ConfigError(f"temperature {self.temperature} must be above 0, and finite")
+        if self.max_new_tokens < 1 or self.batch < 1:
+            raise ConfigError(
+                f"asked for batches of {self.batch} samples of {self.max_new_tokens} tokens, expected at least 1 of each"
+            )
+
+
+def read_prompts(path: str | Path) -> list[str]:
+    """The prompts of a text file, one per line, or of JSON lines with `prompt`; empty lines are left out."""
+    from vlhmm.data.atomic_io import open_bytes
+    from vlhmm.data.tokenizer import is_jsonl
+
+    prompts = []
+    with open_bytes(path) as stream:
+        for number, raw in enumerate(stream, start=1):
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n")
+                found = json.loads(line)["prompt"] if is_jsonl(path) and line.strip() else line
+            except UnicodeDecodeError:
+                raise DataError(f"{path}, line {number}: not UTF-8; convert the prompts to UTF-8") from None
+            except (ValueError, KeyError, TypeError):
+                raise DataError(f'{path}, line {number}: expected a JSON object with "prompt"') from None
+            if found.strip():
+                prompts.append(found)
+    if not prompts:
+        raise DataError(f"{path} has no prompts; expected one per line")
+    return prompts
+
+
+def shard_path(folder: Path, number: int) -> Path:
+    """Where a shard lies."""
+    return folder / f"{number:05d}.jsonl"
+
+
+def draw_samples(
+    llm: LLM,
+    prompts: Sequence[str],
+    folder: str | Path,
+    tokens: int,
+    settings: DrawSettings,
+    progress: Progress | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> int:
+    """Draw shards of samples until they hold so many tokens, counting end-of-text tokens.
+
+    Args:
+        llm: The model to draw from.
+        prompts: What it is asked; each sample answers one of them, chosen at random.
+        folder: Where the shards go. Those already there are kept; they must have been drawn in the same way.
+        tokens: At least so many in all.
+        settings: Temperature, length and so on.
+        progress: Told the tokens drawn so far and wanted.
+        should_stop: Asked after every shard.
+
+    Returns:
+        The number of tokens in the folder.
+    """
+    folder = Path(folder)
+    _check_same_draw(folder, llm, prompts, settings)
+    drawn = 0
+    for number in count():
+        path = shard_path(folder, number)
+        if not path.exists():
+            if should_stop():
+                return drawn
+            records = draw_shard(llm, prompts, number, settings)
+            write_atomically(path, "".join(json.dumps(record) + "\n" for record in records).encode())
+        drawn += sum(len(line.ids) + line.finished for line in read_token_lines(path, llm.vocabulary))
+        if progress is not None:
+            progress(min(drawn, tokens), tokens)
+        if drawn >= tokens:
+            return drawn
+    raise AssertionError("unreachable")
+
+
+def _check_same_draw(folder: Path, llm: LLM, prompts: Sequence[str], settings: DrawSettings) -> None:
+    """Keep what the samples depend on beside them, and refuse to go on with something else."""
+    digest = hashlib.sha256("\n".join(prompts).encode()).hexdigest()
+    described = {**asdict(settings), "prompts": digest, "tokenizer": llm.vocabulary.sha256}
+    path = folder / "settings.json"
+    if not path.exists():
+        write_atomically(path, (json.dumps({"llm": llm.name, **described}, indent=2) + "\n").encode())
+        return
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise DataError(f"{path} is damaged; remove {folder} to draw the samples again") from None
+    for name, value in described.items():
+        if stored.get(name) != value:
+            shown = "others" if name in ("prompts", "tokenizer") else f"{name}={stored.get(name)}"
+            raise ConfigError(f"{folder} holds samples drawn with {shown}: {name} differs; choose another --out")
+
+
+def draw_shard(
+    llm: LLM, prompts: Sequence[str], number: int, settings: DrawSettings
+) -> list[dict[str, str | list[int] | bool]]:
+    """One batch of samples from p_T(x | prompt), as records with `prompt`, `ids` and `finished`.
+
+    The tokens of a sample stand before its end of text; it is cut, and not finished, at `max_new_tokens`.
+    """
+    seed = int.from_bytes(hashlib.sha256(f"{settings.seed}/{number}".encode()).digest()[:6], "big")
+    chosen = np.random.default_rng(seed).integers(len(prompts), size=settings.batch)
+    asked = [prompts[i] for i in chosen]
+    ids, mask = _left_padded([llm.prompt_ids(prompt, settings.template) for prompt in asked], llm.end_ids[0])
+    size, width = len(llm.vocabulary), llm.width
+    with torch.random.fork_rng(), torch.inference_mode():
+        torch.manual_seed(seed)
+        written = cast(Callable[..., Tensor], llm.model.generate)(
+            input_ids=ids.to(llm.model.device),
+            attention_mask=mask.to(llm.model.device),
+            do_sample=True,
+            temperature=settings.temperature,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=settings.max_new_tokens,
+            eos_token_id=list(llm.end_ids),
+            pad_token_id=llm.end_ids[0],
+            suppress_tokens=list(range(size, width)) or None,  # logits may be wider than the vocabulary
+        )
+    records: list[dict[str, str | list[int] | bool]] = []
+    for prompt, row in zip(asked, written[:, ids.shape[1] :].tolist(), strict=True):
+        end = next((place for place, token in enumerate(row) if token in llm.end_ids), None)
+        records.append({"prompt": prompt, "ids": row[:end], "finished": end is not None})
+    return records
+
+
+def _left_padded(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor]:
+    longest = max(map(len, rows))
+    ids = [[filler] * (longest - len(row)) + list(row) for row in rows]
+    mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+# ---- samples as a corpus
+
+
+class Samples(NamedTuple):
+    """Samples in a vocabulary, parted into text to train on, to validate with, and to report on."""
+
+    train: Text
+    valid: Text
+    test: Text
+    test_lines: list[TokenLine]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.train.num_tokens + self.valid.num_tokens + self.test.num_tokens
+
+
+def read_samples(paths: Iterable[str | Path], vocabulary: TokenVocabulary) -> Samples:
+    """Texts or ids from files or from folders of shards; of every 40 lines one is for validation and one for the report."""
+    train: list[TokenLine] = []
+    valid: list[TokenLine] = []
+    test: list[TokenLine] = []
+    for number, line in enumerate(_lines_of(paths, vocabulary)):
+        part = {HELD_OUT - 1: test, HELD_OUT // 2 - 1: valid}.get(number % HELD_OUT, train)
+        if line.ids or line.finished:
+            part.append(line)
+    if not test:
+        raise DataError(f"there are {len(train) + len(valid)} samples, expected at least {HELD_OUT}; draw more")
+    texts = [encode_tokens(lines, vocabulary) for lines in (train, valid, test)]
+    return Samples(texts[0], texts[1], texts[2], test)
+
+
+def _lines_of(paths: Iterable[str | Path], vocabulary: TokenVocabulary) -> Iterator[TokenLine]:
+    for path in map(Path, paths):
+        files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        if not files:
+            raise DataError(f"{path} holds no .jsonl files of samples")
+        for file in files:
+            yield from read_token_lines(file, vocabulary)
+
+
+# ---- what the language model itself says of them
+
+
+def llm_log_probs(
+    llm: LLM,
+    lines: Sequence[TokenLine],
+    temperature: float = 1.0,
+    template: str | None = None,
+    batch: int = 32,
+    progress: Progress | None = None,
+) -> np.ndarray:
+    """log p_T(x_t | prompt, x_<t) of every token of some samples, the end of text included, in their order.
+
+    Any of the model's end-of-text ids ends a sample: its probability is their sum.
+    """
+    result: list[np.ndarray] = []
+    for first in range(0, len(lines), batch):
+        some = lines[first : first + batch]
+        heads = [llm.prompt_ids(line.prompt or "", template) for line in some]
+        bodies = [[*line.ids, *([llm.end_ids[0]] if line.finished else [])] for line in some]
+        ids, mask = _left_padded([h + b for h, b in zip(heads, bodies, strict=True)], llm.end_ids[0])
+        longest = max(map(len, bodies))
+        with torch.inference_mode():
+            logits = llm.model(
+                input_ids=ids.to(llm.model.device),
+                attention_mask=mask.to(llm.model.device),
+                logits_to_keep=longest + 1,
+            ).logits[:, :-1]
+            log_probs = torch.log_softmax(logits.float() / temperature, dim=-1).cpu()
+        end = log_probs[:, :, list(llm.end_ids)].logsumexp(-1)
+        for row, body in enumerate(bodies):
+            own = log_probs[row, longest - len(body) :].gather(1, torch.tensor(body)[:, None])[:, 0]
+            if some[row].finished:
+                own[-1] = end[row, -1]
+            result.append(own.double().numpy())
+        if progress is not None:
+            progress(min(first + batch, len(lines)), len(lines))
+    return np.concatenate(result)
+
+
+# ---- training and the report
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationReport:
+    """How near an HMM is to the model it was distilled from. Nats per token of held-out samples."""
+
+    num_states: int
+    num_blocks: int
+    vocabulary_size: int
+    samples_tokens: int  # in all, of which
+    train_tokens: int  # were trained on, and
+    test_tokens: int  # are those of this report
+    hmm_nats: float
+    kn_nats: float  # Kneser-Ney, 5-gram, on the same text
+    mixture_nats: float  # of the two, weights by EM on the validation text
+    mixture_weight: float  # of the HMM
+    llm_nats: float | None  # of the model itself, which sees the prompt; none if it was not at hand
+    temperature: float | None  # of the samples, and of llm_nats
+    hmm_mb: float  # files of the model, 10^6 bytes
+    train_minutes: float
+    finished: bool  # training came to its end
+
+    def write(self, folder: str | Path) -> None:
+        """Keep it in the run's folder."""
+        write_atomically(Path(folder) / REPORT, (json.dumps(asdict(self), indent=2) + "\n").encode())
+
+
+def train_on_samples(
+    samples: Samples,
+    vocabulary: TokenVocabulary,
+    config: RunConfig,
+    out: str | Path,
+    *,
+    time_limit: float | None = None,
+    memory: int | None = None,
+    device: str = "cpu",
+    progress: Callable[[trainer.Status], None] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    note: Callable[[str], None] = lambda line: None,
+    described: dict[str, str | None] | None = None,
+) -> trainer.TrainResult:
+    """Train an HMM on the samples in a run's folder, or go on where it stopped."""
+    corpus = Corpus("samples", vocabulary, samples.train, samples.valid, None)
+    return trainer.train(
+        corpus,
+        config,
+        out,
+        time_limit=time_limit,
+        memory=memory,
+        device=device,
+        progress=progress,
+        should_stop=should_stop,
+        note=note,
+        described=dict(described or {}),
+    )
+
+
+def size_of_model(folder: str | Path) -> int:
+    """Bytes of the files that make the model of a run's folder."""
+    return sum(path.stat().st_size for name in MODEL_FILES if (path := Path(folder) / name).exists())
+
+
+def report_on(
+    run: str | Path,
+    samples: Samples,
+    result: trainer.TrainResult,
+    llm_nats: float | None = None,
+    temperature: float | None = None,
+    memory: int | None = None,
+    progress: Progress | None = None,
+) -> DistillationReport:
+    """Compare the HMM of a run with Kneser-Ney and their mixture on the held-out samples, and keep the report there."""
+    model = vlhmm.api.load(run, memory=memory)
+    kneser_ney = estimate(samples.train, model.vocabulary, 5)
+    models: list[PredictiveModel] = [model, kneser_ney]
+    weights = fit_weights(component_log_probs(models, samples.valid, "reset")).weights
+    log_probs = component_log_probs(models, samples.test, "reset", progress=progress)
+    report = DistillationReport(
+        num_states=model.tables.num_states,
+        num_blocks=model.tables.num_groups,
+        vocabulary_size=len(model.vocabulary),
+        samples_tokens=samples.num_tokens,
+        train_tokens=samples.train.num_tokens,
+        test_tokens=samples.test.num_tokens,
+        hmm_nats=-float(log_probs[0].mean()),
+        kn_nats=-float(log_probs[1].mean()),
+        mixture_nats=-float(mixture_log_probs(log_probs, weights).mean()),
+        mixture_weight=float(weights[0]),
+        llm_nats=llm_nats,
+        temperature=temperature,
+        hmm_mb=size_of_model(run) / 1e6,
+        train_minutes=result.seconds / 60,
+        finished=result.finished,
+    )
+    report.write(run)
+    return report

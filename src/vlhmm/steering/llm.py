@@ -1,0 +1,156 @@
+"""A causal language model of `transformers`: a folder, a hub name, or a .gguf file.
+
+`transformers` (extra `llm`) is imported when a model is opened, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from vlhmm.data.tokenizer import TokenVocabulary
+from vlhmm.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Precision = Literal["auto", "float32", "bfloat16"]
+PLACEHOLDER = "{prompt}"  # of a prompt, in a template
+
+
+@dataclass(frozen=True, eq=False)
+class LLM:
+    """A causal language model with its tokenizer."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    @cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """Every id that ends a text; the first one stands for all in an HMM distilled from the model."""
+        configured = [self.tokenizer.eos_token_id]
+        for config in (self.model.generation_config, self.model.config):
+            found = getattr(config, "eos_token_id", None)
+            configured += list(found) if isinstance(found, list | tuple) else [found]
+        ids = tuple(dict.fromkeys(int(i) for i in configured if i is not None))
+        if not ids:
+            raise ConfigError(f"{self.name} names no end-of-text token; set eos_token_id in its generation_config.json")
+        return ids
+
+    @cached_property
+    def vocabulary(self) -> TokenVocabulary:
+        """The ids of the tokenizer, as the vocabulary of an HMM."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ConfigError(f"the tokenizer of {self.name} has no tokenizer.json; use a model with a fast tokenizer")
+        return TokenVocabulary.from_bytes(backend.to_str().encode(), self.end_ids[0], f"the tokenizer of {self.name}")
+
+    @property
+    def width(self) -> int:
+        """How many logits it gives; some models have more than their tokenizer has ids."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    def prompt_ids(self, prompt: str, template: str | None = None) -> list[int]:
+        """The ids before an answer.
+
+        Args:
+            prompt: What the user says.
+            template: A text in which `{prompt}` stands for it; by default the model's chat template, and the prompt
+                itself where the model has none.
+        """
+        if template is not None:
+            if PLACEHOLDER not in template:
+                raise ConfigError(f"the template {template!r} has no {PLACEHOLDER}, where the prompt goes")
+            return list(self.tokenizer.encode(template.replace(PLACEHOLDER, prompt), add_special_tokens=False))
+        if not getattr(self.tokenizer, "chat_template", None):
+            return list(self.tokenizer.encode(prompt)) or [self.end_ids[0]]
+        messages = [{"role": "user", "content": prompt}]
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+def open_llm(name: str | Path, precision: Precision = "auto") -> LLM:
+    """Load a language model and its tokenizer.
+
+    Args:
+        name: A folder made by `save_pretrained`, a `.gguf` file, or a name on the Hugging Face hub.
+        precision: Of the weights; "auto" takes bfloat16 where the processor computes with it, else float32.
+
+    Raises:
+        ConfigError: The extra `llm` is not installed.
+        DataError: There is no such model, or `transformers` cannot read it.
+    """
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigError("transformers is not installed; pip install 'vlhmm[llm]'") from None
+    path, name = Path(name), str(name)
+    if name.endswith(".gguf"):
+        if not path.is_file():
+            raise DataError(f"no such file: {name}; expected a .gguf file, a model's folder or a hub name")
+        source, options = str(path.parent), {"gguf_file": path.name}
+    elif path.is_dir():
+        if not (path / "config.json").exists():
+            files = sorted(path.glob("*.gguf"))
+            remedy = f"name its file, e.g. {files[0]}" if files else "expected a folder made by save_pretrained"
+            raise DataError(f"{name} has no config.json; {remedy}")
+        source, options = name, {}
+    elif path.is_absolute() or name.startswith(".") or name.count("/") > 1:
+        raise DataError(f"no such folder: {name}; expected a model's folder, a .gguf file or a hub name")
+    else:
+        source, options = name, {}
+    try:
+        with _quiet():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
+            model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=dtype_of(precision), **options)
+    except Exception as error:  # the library raises whatever its parts raise
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"transformers cannot load {name}: {reason}") from None
+    return LLM(name, model.eval(), tokenizer)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the library while it loads: progress is the caller's to show."""
+    from transformers.utils import logging
+
+    level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
+
+
+def dtype_of(precision: Precision) -> torch.dtype:
+    """The type of a model's weights."""
+    if precision == "auto":
+        return torch.bfloat16 if has_bfloat16() else torch.float32
+    if precision not in ("float32", "bfloat16"):
+        raise ConfigError(f"precision {precision!r} is not known; take auto, float32 or bfloat16")
+    return torch.float32 if precision == "float32" else torch.bfloat16
+
+
+def has_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 numbers itself."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported()
+    if platform.system() != "Linux" or not os.path.exists("/proc/cpuinfo"):
+        return False
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as stream:
+        for line in stream:
+            if line.startswith(("flags", "Features")):
+                return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(line.split()))
+    return False
