@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vlhmm.api import load, load_any, train
     from vlhmm.constraints.constraint import Constraint, length, must_contain, must_not, regex
     from vlhmm.language_model import HMMLanguageModel
+    from vlhmm.mixture import MixtureLanguageModel
     from vlhmm.results import to_frame
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Constraint",
     "DataError",
     "HMMLanguageModel",
+    "MixtureLanguageModel",
     "QueryError",
     "TrainingError",
     "VlhmmError",
@@ -44,6 +46,7 @@ _MODULE_OF = {
     "load_any": "api",
     "train": "api",
     "HMMLanguageModel": "language_model",
+    "MixtureLanguageModel": "mixture",
     "to_frame": "results",
 } | dict.fromkeys(("Constraint", "length", "must_contain", "must_not", "regex"), "constraints.constraint")
 

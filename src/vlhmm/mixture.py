@@ -9,8 +9,9 @@ import torch
 
 from vlhmm.data.text import encode, read_lines
 from vlhmm.errors import QueryError
-from vlhmm.evaluation.mixture import Mixture, PredictiveModel
+from vlhmm.evaluation.mixture import Mixture
 from vlhmm.evaluation.perplexity import Report, Rule, evaluate
+from vlhmm.evaluation.protocol import LanguageModel
 from vlhmm.queries import left_to_right
 from vlhmm.queries.next_word import WordDistribution, WordProbability
 from vlhmm.queries.sample import Sample
@@ -34,7 +35,7 @@ class MixtureLanguageModel(Mixture):
 
     def __init__(
         self,
-        components: Sequence[PredictiveModel],
+        components: Sequence[LanguageModel],
         weights: Sequence[float],
         rule: Rule = "reset",
         hmm_folders: Sequence[Path] = (),

@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
     config = override(preset(args.preset), [f"training.seed={args.seed}"])
     device = setup(args)
     import vlhmm
+    from vlhmm.baselines.kneser_ney import KneserNey
     from vlhmm.data import load_corpus
     from vlhmm.evaluation.perplexity import evaluate
     from vlhmm.training.trainer import train
@@ -87,7 +88,9 @@ def run(args: argparse.Namespace) -> int:
     mixture_folder = f"{args.out.rstrip('/')}-mixture"
     mixed = mix_with_kneser_ney(args.out, corpus, mixture_folder, "reset", args.memory, device)
     mixture = vlhmm.load_any(mixture_folder, memory=args.memory, device=device)
+    assert isinstance(mixture, vlhmm.MixtureLanguageModel)  # just written
     model, kneser_ney = mixture.components
+    assert isinstance(kneser_ney, KneserNey)
     weights = [part["weight"] for part in mixed["components"]]
     contestants = (
         ("mixture of the two", mixture, result.num_parameters + kneser_ney.num_parameters, mixed["perplexity"]),

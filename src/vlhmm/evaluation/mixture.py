@@ -22,7 +22,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,20 +33,12 @@ from vlhmm.data.text import Text
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, DataError
 from vlhmm.evaluation.perplexity import Rule, token_log_probs
-from vlhmm.evaluation.protocol import Carry, LanguageModel
+from vlhmm.evaluation.protocol import LanguageModel
 
 KIND = "mixture"
 FORMAT_VERSION = 1
 _NAME = re.compile(r"[0-9a-f]{16}")  # of a component's folder: never a path
 _NOT_COPIED = ("journal.jsonl", "teacher.txt.gz", "usage.safetensors")  # nothing that loading reads
-
-
-class PredictiveModel(LanguageModel, Protocol):
-    """A `LanguageModel` that also gives the whole distribution of the next word."""
-
-    def next_word_probabilities(self, carry: Carry) -> Tensor:
-        """p(x | text so far) of every word x, float64 (B, V)."""
-        ...
 
 
 class MixtureCarry(NamedTuple):
@@ -68,7 +60,7 @@ class Mixture:
         ConfigError: The vocabularies differ, or the weights are no distribution.
     """
 
-    def __init__(self, components: Sequence[PredictiveModel], weights: Sequence[float], rule: Rule = "reset") -> None:
+    def __init__(self, components: Sequence[LanguageModel], weights: Sequence[float], rule: Rule = "reset") -> None:
         check_vocabularies([model.vocabulary for model in components])
         if rule not in ("reset", "carry"):
             raise ConfigError(f"context rule {rule!r} is not known; take reset or carry")
@@ -152,7 +144,7 @@ class FittedWeights(NamedTuple):
 
 
 def component_log_probs(
-    components: Sequence[PredictiveModel],
+    components: Sequence[LanguageModel],
     text: Text,
     rule: Rule = "reset",
     num_streams: int = 16,
@@ -207,12 +199,13 @@ def fit_weights(log_probs: np.ndarray, tolerance: float = 1e-10, max_iterations:
 
 def mixture_log_probs(log_probs: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """log sum_i w_i p_it, (T,), from the (n, T) log-probabilities of the components."""
-    return torch.logsumexp(torch.from_numpy(log_probs) + torch.from_numpy(_log(weights))[:, None], dim=0).numpy()
+    weighted = torch.from_numpy(log_probs) + torch.from_numpy(_log(weights))[:, None]
+    return np.asarray(torch.logsumexp(weighted, dim=0))
 
 
 def _log(weights: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):  # a weight of zero
-        return np.log(weights)
+        return np.asarray(np.log(weights))
 
 
 # ---- the run folder
@@ -330,7 +323,7 @@ def read_mixture(folder: str | Path) -> StoredMixture:
 def is_mixture(folder: str | Path) -> bool:
     """Whether a folder says that it holds a mixture."""
     try:
-        return json.loads((Path(folder) / "config.json").read_bytes())["kind"] == KIND
+        return bool(json.loads((Path(folder) / "config.json").read_bytes())["kind"] == KIND)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

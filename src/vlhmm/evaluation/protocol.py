@@ -27,3 +27,7 @@ class LanguageModel(Protocol):
     def score_batch(self, tokens: Tensor, lengths: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         """log p(x_t | x_<t) in float64, (B, T), zero beyond `lengths`; and the state after each row."""
         ...
+
+    def next_word_probabilities(self, carry: Carry) -> Tensor:
+        """p(x | text so far) of every word x, float64 (B, V)."""
+        ...

@@ -1,6 +1,6 @@
 """Exact answers that need no hidden states: scores, the next word, samples of any language model.
 
-Input: a `PredictiveModel` (a baseline, a mixture, an HMM) and words. Output: what the HMM's own queries return.
+Input: a `LanguageModel` (a baseline, a mixture, an HMM) and words. Output: what the HMM's own queries return.
 `score_lines`, `next_distribution` and `sample` hand an HMM to its own queries, which are faster.
 
 Under the context rule "reset" the model starts afresh after an <eos>.
@@ -23,7 +23,7 @@ from vlhmm.queries.sample import Sample, Weighing
 from vlhmm.queries.score import SentenceScore, TokenScore, total
 
 if TYPE_CHECKING:
-    from vlhmm.evaluation.mixture import PredictiveModel
+    from vlhmm.evaluation.protocol import LanguageModel
 
 _AT_ONCE = 64  # texts drawn side by side: each needs a distribution over the vocabulary
 
@@ -137,7 +137,7 @@ def sample(
 
 
 def _draw(
-    model: "PredictiveModel",
+    model: "LanguageModel",
     prompt: Sequence[int],
     count: int,
     max_tokens: int,
