@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow lint reproduce bench clean
+.PHONY: demo test slow lint reproduce bench docs clean
 
 demo: $(READY)
 	$(VENV)/bin/vlhmm demo
@@ -21,6 +21,11 @@ reproduce: $(READY)
 # How fast this machine trains, scores and answers: make bench [ARGS=--quick]
 bench: $(READY)
 	$(VENV)/bin/python -m benchmarks $(ARGS)
+
+# The documentation site, in site/index.html
+docs: $(READY)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(VENV)/bin/python -m sphinx -q -W --keep-going -b html docs site
 
 lint: $(READY)
 	$(VENV)/bin/ruff check src tests paper benchmarks examples docs

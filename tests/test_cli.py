@@ -325,3 +325,16 @@ def test_every_setting_says_what_it_means(capsys):
             assert setting.meaning and setting.name in shown, setting.name
     page = (Path(__file__).parents[1] / "docs" / "settings.md").read_text(encoding="utf-8")
     assert all(f"`{s.name}` | {s.default} |" in page for kind in (RunConfig, BaselineConfig) for s in settings_of(kind))
+
+
+def test_the_shell_completes_verbs_and_options(capsys, tmp_path):
+    pytest.importorskip("shtab")
+    code, out, err = run(capsys, "completion", "bash")
+    assert (code, err) == (0, "")
+    script = tmp_path / "completion.sh"
+    script.write_text(
+        out + 'COMP_WORDS=(vlhmm infi); COMP_CWORD=1; _shtab_vlhmm vlhmm infi vlhmm; echo "${COMPREPLY[@]}"\n'
+        'COMP_WORDS=(vlhmm infill --se); COMP_CWORD=2; _shtab_vlhmm vlhmm --se infill; echo "${COMPREPLY[@]}"\n'
+    )
+    shown = subprocess.run(["bash", script], capture_output=True, text=True, check=True)
+    assert shown.stdout.splitlines() == ["infill", "--seed"]

@@ -308,7 +308,7 @@ class HMMLanguageModel:
         return begin(self)
 
     def next_word(self, context: Words = "", top_k: int | None = None) -> list[WordProbability]:
-        """Return p(x | context) of the most probable words. O(K |Z|) after reading the context.
+        """Return p(x | context) of the most probable words. O(K S) after reading the context.
 
         Args:
             context: The words before. The distribution includes `<eos>`: the text may end here.

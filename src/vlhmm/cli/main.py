@@ -34,6 +34,7 @@ VERBS = {  # in the order of --help; a verb's module is imported when it is need
     "serve": "the model over HTTP: OpenAI's API, exact",
     "explore": "look inside a model in the browser",
     "baseline": "Kneser-Ney, feed-forward and LSTM beside it",
+    "completion": "completion of verbs and options for bash, zsh or tcsh",
 }
 
 EPILOG = """\
@@ -59,8 +60,8 @@ def available() -> dict[str, str]:
     return {verb: text for verb, text in VERBS.items() if importlib.util.find_spec(f"vlhmm.cli.{verb}")}
 
 
-def build_parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The parser of one verb, or of all of them by name only."""
+def build_parser(only: str | None = None, everything: bool = False) -> argparse.ArgumentParser:
+    """The parser of one verb with the others by name, or of every verb with all its options."""
     parser = Parser(
         prog="vlhmm",
         description="Very large hidden Markov language models: train, score and query, exactly.",
@@ -70,7 +71,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"vlhmm {version()}")
     subparsers = parser.add_subparsers(metavar="VERB", title="verbs", dest="verb", required=True)
     for verb, text in available().items():
-        if verb == only:
+        if everything or verb == only:
             importlib.import_module(f"vlhmm.cli.{verb}").add_parser(subparsers)
         else:
             subparsers.add_parser(verb, help=text, add_help=False)
