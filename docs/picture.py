@@ -1,7 +1,7 @@
-"""Draws the README's picture from a trained model: `python docs/picture.py runs/demo docs/picture.png`.
+"""Draw the README's figure from a trained model: `python docs/picture.py runs/demo docs/picture.png`.
 
-Left: where each block of words leads, block to block, summed over all states by their long-run use. Right: the states
-behind one sentence, given all of it.
+Left: the word in a gap, given only the words before it. Middle: the same gap, given both sides. Right: the exact
+probability that a phrase occurs within the next n words.
 """
 
 import sys
@@ -10,60 +10,40 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-import torch
 
 import vlhmm
 
-SENTENCE = "the state of the union is strong ."
+BEFORE, AFTER = "we must", "the american people ."
+PHRASES = ("the united states", "the american people", "world peace")
+TOP, HORIZON = 8, 40
 
 
-def block_matrix(model) -> torch.Tensor:
-    """(M, M) p(next block | block), blocks in the order of their ids, states weighted by their long-run use."""
-    tables = model.tables
-    blocks, slots = tables.states_of_group.shape
-    every = tables.start.double() @ torch.eye(tables.num_states, dtype=torch.float64)
-    usage = every
-    for _ in range(20):  # the chain forgets its start within a few words
-        usage = tables.advance(usage[None])[0]
-    rows = torch.zeros(blocks, blocks, dtype=torch.float64)
-    for block in range(blocks):
-        weight = usage.view(blocks, slots)[block]
-        row = tables.advance_from(torch.tensor([block]), (weight / weight.sum())[None])
-        rows[block] = row.view(blocks, slots).sum(1)
-    return rows
-
-
-def label(model, state: int, words: int = 3) -> str:
-    """A state by the words it emits most."""
-    block = state // model.tables.states_per_block
-    slot = state % model.tables.states_per_block
-    members = (model.tables.group_of_word == block).nonzero()[:, 0]
-    top = model.tables.emission[members, slot].topk(min(words, len(members))).indices
-    return f"{state}: " + " ".join(model.vocabulary.words[i] for i in members[top].tolist())
+def bars(axes, words, title: str, color: str) -> None:
+    """Draw the most probable words, the first one on top."""
+    words = [each for each in words if each.word != "<unk>"][:TOP]
+    axes.barh([each.word for each in words][::-1], [each.probability for each in words][::-1], color=color)
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel("probability")
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def main(run: str, out: str) -> None:
     model = vlhmm.load(run)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5.2), width_ratios=[1, 1.35])
-    left.imshow(block_matrix(model).log10().clamp(min=-5), cmap="magma", interpolation="nearest")
-    left.set(
-        title=f"p(next block | block), {len(model.tables.states_of_group)} blocks",
-        xlabel="next block",
-        ylabel="block",
-    )
-    posterior = model.posteriors(SENTENCE)
-    states: list[int] = []
-    for row, shares in zip(posterior.states, posterior.smoothed, strict=True):
-        states += [s for s in row[shares.topk(3).indices].tolist() if s not in states]
-    grid = torch.zeros(len(states), len(posterior.words))
-    for t, (row, shares) in enumerate(zip(posterior.states, posterior.smoothed, strict=True)):
-        for state, share in zip(row.tolist(), shares.tolist(), strict=True):
-            if state in states:
-                grid[states.index(state), t] = share
-    right.imshow(grid, cmap="Blues", aspect="auto", vmin=0, vmax=1)
-    right.set_xticks(range(len(posterior.words)), posterior.words)
-    right.set_yticks(range(len(states)), [label(model, s) for s in states], fontsize=7)
-    right.set_title(f"states behind “{SENTENCE}”, p(state | whole sentence)")
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.6))
+    bars(left, model.next_word(BEFORE, TOP + 1), f"given the left side\n{BEFORE} ___", "#9aa5b1")
+    position = len(BEFORE.split())
+    both = model.word_posterior(f"{BEFORE} <unk> {AFTER}", position).top(TOP + 1)
+    bars(middle, both, f"given both sides\n{BEFORE} ___ {AFTER}", "#2f6f9f")
+    for phrase in PHRASES:
+        length = len(phrase.split())  # it cannot end before
+        probabilities = model.phrase_probability(phrase, HORIZON)[length - 1 :]
+        right.plot(range(length, HORIZON + 1), probabilities, label=phrase)
+    right.set_title("phrase occurs within the next n words", fontsize=10)
+    right.set_xlabel("n")
+    right.set_yscale("log")
+    right.set_ylabel("probability")
+    right.legend(frameon=False, fontsize=8)
+    right.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(out, dpi=110)
 

@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from vlhmm.cli.main import available
+
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ("em-ptb-13", "em-ptb-14", "gradient-ptb-13", "softmax-ptb-13", "paper-ptb-10")
 HOW = {
@@ -82,6 +84,25 @@ def bench_table() -> str:
     return "\n".join(["| what | measured |", "| --- | --- |", *(f"| {what} | {value} |" for what, value in rows)])
 
 
+def short_bench_table() -> str:
+    """Four numbers of it, for the README."""
+    bench, asked = record("bench") or {}, record("bench-queries") or {}
+    rows = [
+        ("training at 2^15 states against torch's 2×256 LSTM, 8,192 tokens per step", bench.get("block_factored_vs_lstm"), "{:.1f}×"),
+        ("training at 2^15 states against a naive dense program (extrapolated)", bench.get("block_factored_vs_naive"), "{:,.0f}×"),
+        ("exact scoring at 2^15 states", bench.get("scoring_tokens_per_s"), "{:,.0f} tokens/s"),
+        ("filling a one-word gap in a sentence of twenty words, 2^15 states", asked.get("infill_1_s"), "{:.2f} s"),
+    ]  # fmt: skip
+    lines = [f"| {what} | {form.format(value)} |" for what, value, form in rows if value is not None]
+    return "\n".join(["| what | measured |", "| --- | --- |", *lines])
+
+
+def commands_table() -> str:
+    """Every verb with its sentence of `vlhmm --help`."""
+    rows = [f"| `vlhmm {verb}` | {text} |" for verb, text in available().items()]
+    return "\n".join(["| command | what it does |", "| --- | --- |", *rows])
+
+
 def insert(path: Path, marker: str, content: str) -> None:
     """Puts `content` between <!-- marker --> and <!-- end -->."""
     text = path.read_text(encoding="utf-8")
@@ -112,5 +133,7 @@ def settings_page() -> str:
 
 if __name__ == "__main__":
     (ROOT / "docs" / "settings.md").write_text(settings_page(), encoding="utf-8")
-    insert(ROOT / "README.md", "bench", bench_table())
+    insert(ROOT / "README.md", "commands", commands_table())
+    insert(ROOT / "README.md", "bench", short_bench_table())
+    insert(ROOT / "docs" / "bench.md", "bench", bench_table())
     insert(ROOT / "docs" / "experiments.md", "runs", runs_table())

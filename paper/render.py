@@ -273,8 +273,26 @@ def regularization(training: dict[str, Any] | None) -> str | None:
 # ---- tables
 
 
-def markdown(rows: list[dict[str, Any]], short: bool = False) -> str:
-    """A table a corpus; then, unless `short`, how each row was made."""
+SHORT_ROWS = ("kn", "lstm", "vlhmm-softmax", "vlhmm-em", "vlhmm-carry", "vlhmm-read-65536")
+SHORT_COLUMNS: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
+    ("corpus", lambda values: CORPUS_TITLES.get(values["corpus"], values["corpus"])),
+    ("model", lambda values: values["model"]),
+    ("paper", paper_pair),
+    ("ours", lambda values: ours(values["context"])(values).replace("**", "")),
+    ("context", lambda values: values["context"]),
+    ("command", lambda values: f"`{values['command']}`"),
+    ("record", lambda values: f"[json](results/{values['run']}-seed{values['seed']}.json)"),
+]
+
+
+def short_markdown(rows: list[dict[str, Any]]) -> str:
+    """The main rows in one table, each with its command and its record."""
+    shown = [v for v in rows if v["row"].split("/")[-1] in SHORT_ROWS and v["status"] == "finished"]
+    return pipes(shown, SHORT_COLUMNS) + "\n"
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """One table per corpus, then how each row was made."""
     parts = []
     for corpus, members in by_corpus(rows):
         if len({values["corpus"] for values in rows}) > 1:
@@ -282,7 +300,7 @@ def markdown(rows: list[dict[str, Any]], short: bool = False) -> str:
         parts.append(pipes(members, columns_of(members)))
     parts.append(legend(rows))
     trained = [values for values in rows if values["status"] != "cited"]
-    if trained and not short:
+    if trained:
         parts.append(
             "<details><summary>How each row is made</summary>\n\n" + pipes(trained, HOW_COLUMNS) + "\n\n</details>"
         )
@@ -387,7 +405,7 @@ def filled(content: str, path: Path, store: Store, seed: int, only: list[str] | 
         if only is not None and name not in only:
             return match[0]
         values = [row_values(row, store, seed) for row in rows]
-        return f"{opening}\n\n{markdown(values, bool(short))}\n{end}"
+        return f"{opening}\n\n{short_markdown(values) if short else markdown(values)}\n{end}"
 
     return MARKED.sub(place, content)
 

@@ -1,0 +1,38 @@
+"""The README's first Python example runs, and its command table is the command line's."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from vlhmm.cli.main import available
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def test_the_first_example_stands_on_the_first_screen_and_runs(tmp_path, monkeypatch):
+    text = README.read_text(encoding="utf-8")
+    start = text.index("```python\n") + len("```python\n")
+    assert text[:start].count("\n") <= 40
+    monkeypatch.chdir(tmp_path)  # it saves its model
+    names: dict[str, object] = {}
+    exec(text[start : text.index("```", start)], names)
+    import vlhmm
+
+    loaded = vlhmm.load("runs/first")
+    assert loaded.score("the cat runs .") == names["model"].score("the cat runs .")
+
+
+def test_every_command_is_in_the_table():
+    assert re.findall(r"^\| `vlhmm (\S+)` \|", README.read_text(encoding="utf-8"), re.M) == list(available())
+
+
+@pytest.mark.parametrize("page", [README, *sorted((README.parent / "docs").glob("*.md"))], ids=lambda page: page.name)
+def test_every_linked_file_is_there(page):
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_site_has_every_page():
+    listed = re.findall(r"^[a-z]+$", (README.parent / "docs" / "index.md").read_text(encoding="utf-8"), re.M)
+    assert sorted({*listed, "index"}) == sorted(page.stem for page in (README.parent / "docs").glob("*.md"))
