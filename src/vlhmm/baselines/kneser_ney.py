@@ -17,7 +17,7 @@ Where the counts of counts allow no discounts (tiny or very regular texts: an n_
 outside (0, j]), an order takes D = 0.5, 1, 1.5, as lmplz's --discount_fallback does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from vlhmm.baselines import arpa
+from vlhmm.baselines.ngram_sampling import sample_text
 from vlhmm.baselines.ngrams import Level, distribution, look_up
 from vlhmm.baselines.runs import Run, read_run, read_tensors, write_run, write_tensors
 from vlhmm.data.text import Text
@@ -116,6 +117,12 @@ class KneserNey:
                 f"word ids run from {words.min()} to {words.max()}, expected 0 to "
                 f"{len(self.vocabulary) - 1}; encode the text with this model's vocabulary"
             )
+
+    def sample(
+        self, num_tokens: int, generator: torch.Generator, *, progress: Callable[[int, int], None] = lambda _, __: None
+    ) -> Text:
+        """Whole lines that the model writes, about `num_tokens` tokens with their <eos>; seconds per million."""
+        return sample_text(self.levels, self.vocabulary.eos, num_tokens, generator, progress)
 
     def write_arpa(self, path: str | Path) -> None:
         """Nothing; afterwards `path` holds the model in ARPA format, packed if it ends in .gz."""
