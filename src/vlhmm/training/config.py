@@ -33,6 +33,7 @@ class TrainingConfig:
     guide_draws: int = 0  # words drawn from the teacher after every token; each E-step takes one of them
     guide_share: float = 0.5  # of those words in all that is counted; the text has the rest
     guide_text: int = 0  # tokens of text that the teacher writes, to be learned from as an extra text is
+    unknown_words: Literal["as-is", "held-out"] = "as-is"  # held-out: rare words are read as <unk> at times
     smoothing: float = 0.0  # em, scalar: Dirichlet pseudo-counts toward averages of the block, and of all text
     epochs: float = 50.0  # passes over the training text
     optimizer: Literal["adamw", "closed-form"] = "adamw"  # closed-form: scalar EM only
@@ -108,6 +109,8 @@ class TrainingConfig:
             )
         if (self.guide_draws or self.guide_text) and not by_lines:
             raise ConfigError("guide_draws and guide_text need training.batch=sentences: a teacher speaks line by line")
+        if self.guide_weight and self.unknown_words == "held-out":
+            raise ConfigError("a guide reads the text as it is: set training.unknown_words=as-is, or leave the guide out")
         if self.em_tokens is not None and self.em_tokens < 1:
             raise ConfigError(f"em_tokens={self.em_tokens} must be at least 1, or none for the whole text")
         if self.extra_tokens is not None and self.extra_tokens < 1:

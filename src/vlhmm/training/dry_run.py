@@ -13,6 +13,7 @@ from vlhmm.training.guide import Teacher
 from vlhmm.training.make_blocks import make_blocks
 from vlhmm.training.run_folder import RunFolder
 from vlhmm.training.trainer import Trainer, refuse_guide
+from vlhmm.training.unknown_words import UnknownWords
 
 
 @kept_memory()
@@ -30,7 +31,8 @@ def dry_run(
     if config.training.guide_text:
         corpus = corpus._replace(extra=corpus.train)  # what a teacher writes costs as much to read
     if blocks is None:
-        blocks = make_blocks(config.model, corpus.train.tokens, corpus.vocabulary, config.training.seed)
+        tokens = UnknownWords(corpus.train, corpus.vocabulary, config.training).for_clustering()
+        blocks = make_blocks(config.model, tokens, corpus.vocabulary, config.training.seed)
     with tempfile.TemporaryDirectory() as scratch:
         trainer = Trainer(corpus, config, RunFolder(scratch), blocks, device, memory, teacher)
         trainer.run_step()  # compiles kernels and touches memory: not counted

@@ -9,6 +9,7 @@ from vlhmm.data.batches import Batch, sentence_batches, stream_batches
 from vlhmm.data.text import Text, shards, shuffled
 from vlhmm.errors import ConfigError
 from vlhmm.training.config import TrainingConfig
+from vlhmm.training.unknown_words import UnknownWords
 
 
 def generator_for(seed: int, purpose: str, number: int) -> torch.Generator:
@@ -19,10 +20,11 @@ def generator_for(seed: int, purpose: str, number: int) -> torch.Generator:
 
 
 def make_plan(
-    text: Text, config: TrainingConfig, eos: int, extra: Text | None = None
+    text: Text, config: TrainingConfig, eos: int, extra: Text | None = None, unknown: UnknownWords | None = None
 ) -> Callable[[int], list[list[Batch]]]:
     """epoch -> its steps, each a list of batches whose counts are gathered; no token is ever left out.
 
+    With words held out (`unknown`) the text of every epoch is another one, of the same lines.
     With an extra text, every E-step reads the whole text and the next `extra_tokens` of the extra one, over and over.
     """
     if extra is not None:
@@ -31,10 +33,21 @@ def make_plan(
                 "an extra text needs training.method=em, training.batch=sentences and no training.em_tokens: "
                 "every E-step reads the whole training text and a share of the extra one"
             )
+        parts = [
+            sentence_batches(part, config.batch_tokens)
+            for part in shards(extra, config.extra_tokens or text.num_tokens)
+        ]
+        if unknown is not None and unknown.any:
+            held_out = unknown
+            return lambda epoch: [
+                [*sentence_batches(held_out.at(epoch), config.batch_tokens), *parts[epoch % len(parts)]]
+            ]
         whole = sentence_batches(text, config.batch_tokens)
-        parts = shards(extra, config.extra_tokens or text.num_tokens)
-        steps = [[*whole, *sentence_batches(part, config.batch_tokens)] for part in parts]
+        steps = [[*whole, *part] for part in parts]
         return lambda epoch: [steps[epoch % len(steps)]]
+    if unknown is not None and unknown.any:
+        held_out = unknown
+        return lambda epoch: make_plan(held_out.at(epoch), config, eos)(epoch)
     if config.context == "paper":
         return lambda epoch: grouped(_shuffled_streams(text, config, eos, epoch), config)
     if config.batch == "streams":

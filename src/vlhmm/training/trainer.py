@@ -42,6 +42,7 @@ from vlhmm.training.make_blocks import make_blocks
 from vlhmm.training.plan import generator_for, make_plan
 from vlhmm.training.run_folder import RunFolder, load_into
 from vlhmm.training.schedules import Plateau, guide_weight_at, rate_at
+from vlhmm.training.unknown_words import UnknownWords
 from vlhmm.training.unseen_tokens import unseen_tokens
 
 logger = logging.getLogger(__name__)
@@ -81,11 +82,21 @@ class TrainResult:
     num_parameters: int
 
 
-def build_hmm(config: RunConfig, blocks: Blocks, train_tokens: np.ndarray | None = None, eos: int = 0) -> HMM:
-    """The untrained model of a run; with the training text its first biases are log frequencies."""
-    counts = starts = None
+def build_hmm(
+    config: RunConfig,
+    blocks: Blocks,
+    train_tokens: np.ndarray | None = None,
+    eos: int = 0,
+    counts: np.ndarray | None = None,
+) -> HMM:
+    """The untrained model of a run; with the training text its first biases are log frequencies.
+
+    `counts` of words, (V,), stand in for those of the text where words are held out.
+    """
+    starts = None
     if train_tokens is not None:
-        counts = np.bincount(train_tokens, minlength=blocks.vocab_size).astype(np.float64)
+        if counts is None:
+            counts = np.bincount(train_tokens, minlength=blocks.vocab_size).astype(np.float64)
         first = np.concatenate([[True], train_tokens[:-1] == eos])
         starts = np.bincount(train_tokens[first], minlength=blocks.vocab_size).astype(np.float64)
     return HMM(config.model, blocks, config.training.seed, counts, starts)
@@ -125,7 +136,9 @@ class Trainer:
         self.evidence: dict[int, Evidence] = {}  # by the identity of a batch, which the plan keeps
         self.said: list[list[Said]] = []  # for each of its draws, what it says after the batches' tokens
         self.device = torch.device(device)
-        self.hmm = build_hmm(config, blocks, corpus.train.tokens, corpus.vocabulary.eos).to(self.device)
+        unknown = UnknownWords(corpus.train, corpus.vocabulary, self.settings)
+        counts = unknown.expected_counts() if unknown.any else None
+        self.hmm = build_hmm(config, blocks, corpus.train.tokens, corpus.vocabulary.eos, counts).to(self.device)
         self.unseen = unseen_tokens(corpus.vocabulary, corpus.train.tokens, blocks, config.model)
         if self.unseen is not None:
             self.unseen = self.unseen.to(self.device)
@@ -140,7 +153,7 @@ class Trainer:
             betas=(0.9, self.settings.beta2),
             fused=True,
         )
-        self.plan = make_plan(corpus.train, self.settings, corpus.vocabulary.eos, corpus.extra)
+        self.plan = make_plan(corpus.train, self.settings, corpus.vocabulary.eos, corpus.extra, unknown)
         self.group_of_word = torch.from_numpy(blocks.group_of_word).to(self.device)
         first_epoch = self.plan(0)
         self.steps_per_epoch = len(first_epoch)
@@ -685,7 +698,8 @@ def open_run(
             raise ConfigError(f"{folder.path} was started with other blocks; choose another --out")
         return stored_blocks
     if blocks is None:
-        blocks = make_blocks(config.model, corpus.train.tokens, corpus.vocabulary, config.training.seed, note)
+        tokens = UnknownWords(corpus.train, corpus.vocabulary, config.training).for_clustering()
+        blocks = make_blocks(config.model, tokens, corpus.vocabulary, config.training.seed, note)
     counts = np.bincount(corpus.train.tokens, minlength=len(corpus.vocabulary))
     blocks.write(folder.blocks_path, corpus.vocabulary.words, counts)
     folder.create(
