@@ -5,6 +5,7 @@ import json
 import math
 import random
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -192,6 +193,44 @@ def test_decode(ask, model, tmp_path):
     assert "line 3: 3 tags for 4 words" in ask("decode", "--gold", str(tags), text=text)[2]
     tags.write_text("D A N V .\n")
     assert "ends before line 2" in ask("decode", "--gold", str(tags), text=text)[2]
+
+
+@pytest.fixture
+def carrying(run_folder, tmp_path):
+    """The same model under the rule carry."""
+    folder = tmp_path / "carrying"
+    shutil.copytree(run_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["training"] |= {"context": "carry", "batch": "streams"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_under_carry_every_verb_goes_on_over_line_ends(carrying, capsys, tmp_path):
+    """decode and surprisal read the lines before, as score does; an empty line is an <eos>."""
+    lines = ["the big cat runs .", "", "the dogs run ."]
+    (tmp_path / "text").write_text("\n".join(lines) + "\n")
+    model = vlhmm.load(carrying)
+    before = model.begin().read_line(lines[0].split()).read_line([])
+
+    def told(verb, *arguments):
+        assert main([verb, carrying, str(tmp_path / "text"), *arguments, "--format", "jsonl", "--quiet"]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    best = model.decode(lines[2], before=before)[0]
+    last = told("decode")[-1]
+    assert (last["line"], last["states"], last["eos_state"]) == (3, best.states, best.eos_state)
+    assert_allclose(last["log_prob"], best.log_prob, rtol=1e-9)
+    assert best.log_prob != model.decode(lines[2])[0].log_prob
+    assert_allclose(told("score")[-1]["log_prob"], model.posteriors(lines[2], before=before).log_likelihood, rtol=1e-9)
+    summed = told("decode", "--eos-state", "sum")[-1]
+    assert summed["log_prob"] > last["log_prob"] and "eos_state" not in summed
+    expected = {s.position: s.log_prob for s in model.surprisal(lines[2], before=before)}
+    found = [record for record in told("surprisal", "--each", "9") if record["line"] == 3]
+    assert sorted(record["position"] for record in found) == [1, 2, 3, 4]
+    for record in found:
+        assert_allclose(record["log_prob"], expected[record["position"] - 1], rtol=1e-9)
+        assert record["word"] == lines[2].split()[record["position"] - 1]
 
 
 def test_spot(ask):

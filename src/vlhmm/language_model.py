@@ -518,13 +518,16 @@ class HMMLanguageModel:
         """
         return word_posteriors(self, text, eos, allow_eos, memory)
 
-    def surprisal(self, text: Words, top_k: int = 5, eos: bool = True) -> list[Surprise]:
+    def surprisal(
+        self, text: Words, top_k: int = 5, eos: bool = True, before: State | None = None
+    ) -> list[Surprise]:
         """Return the words of a text with -log p(word | all other words), least expected first.
 
         Args:
             text: The words.
             top_k: How many expected words are listed for each.
             eos: Whether the text ends there.
+            before: What was read before the text (see `begin`); a fresh start by default.
 
         Returns:
             One `Surprise` per word; `<eos>` is not among the alternatives.
@@ -533,12 +536,18 @@ class HMMLanguageModel:
             >>> len(model.surprisal("the dog runs ."))
             4
         """
-        return spot(self, text, top_k, eos)
+        return spot(self, text, top_k, eos, before=before)
 
     # ---- hidden states
 
     def decode(
-        self, text: Words, method: Literal["viterbi", "posterior"] = "viterbi", k: int = 1, eos: bool = True
+        self,
+        text: Words,
+        method: Literal["viterbi", "posterior"] = "viterbi",
+        k: int = 1,
+        eos: bool = True,
+        eos_state: Literal["max", "sum"] = "max",
+        before: State | None = None,
     ) -> list[Decoding]:
         """Return the k most probable state paths, or the most probable state of each word.
 
@@ -546,10 +555,13 @@ class HMMLanguageModel:
             text: The words.
             method: "viterbi": argmax of p(z, x), O(T K^2 k). "posterior": argmax of p(z_t | x) for each t.
             k: How many paths, for "viterbi".
-            eos: Whether the text ends there; the state of `<eos>` is summed over.
+            eos: Whether the text ends there.
+            eos_state: "max": a path has a state for the `<eos>` too, as Viterbi over all tokens. "sum": paths are those
+                of the words, and the state of `<eos>` is summed over.
+            before: What was read before the text (see `begin`); a fresh start by default.
 
         Returns:
-            Decodings with `.states`, `.log_prob` (joint, for "viterbi") and `.posteriors`.
+            Decodings with `.states`, `.log_prob` (joint, for "viterbi"), `.posteriors` and `.eos_state`.
 
         Raises:
             QueryError: The text is empty or has probability zero.
@@ -558,14 +570,15 @@ class HMMLanguageModel:
             >>> len(model.decode("the dog runs .")[0].states)
             4
         """
-        return decode(self, text, method, k, eos)
+        return decode(self, text, method, k, eos, eos_state=eos_state, before=before)
 
-    def posteriors(self, text: Words, eos: bool = True) -> Posteriors:
+    def posteriors(self, text: Words, eos: bool = True, before: State | None = None) -> Posteriors:
         """Return the filter p(z_t | x_<=t) and the smoother p(z_t | x) of every word. O(T K^2).
 
         Args:
             text: The words.
             eos: Whether the text ends there.
+            before: What was read before the text (see `begin`); a fresh start by default.
 
         Returns:
             `.states`, the ids that each word may have, and `.filtered` and `.smoothed` over them.
@@ -577,7 +590,7 @@ class HMMLanguageModel:
             >>> model.posteriors("the dog runs .").smoothed.sum(1).round(decimals=6).tolist()
             [1.0, 1.0, 1.0, 1.0]
         """
-        return posteriors(self, text, eos)
+        return posteriors(self, text, eos, before=before)
 
     # ---- information
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlhmm.cli.options import (
     Answers,
@@ -18,6 +18,9 @@ from vlhmm.cli.options import (
 )
 from vlhmm.errors import DataError, VlhmmError
 
+if TYPE_CHECKING:
+    from vlhmm.queries.prefix import State
+
 EPILOG = """\
 FILE is a text, one sentence a line; standard input without it. Text output has CoNLL columns, a blank line
 after every sentence: word, state, block, p(state | sentence); with --top, as many columns of
@@ -26,8 +29,15 @@ state:probability.
   --method viterbi     the states of the most probable path (default); -k lists the k best paths
   --method posterior   each word's most probable state given the whole sentence; need not be a possible path
   --method filtered    the same given only the words up to it: what a reader knows on reaching the word
-At the last token, filtered and smoothed agree; everywhere else the words still to come may change the
-verdict.
+Filtered and smoothed posteriors agree at the end of the text; before it, the words still to come may change
+the verdict.
+
+Every sentence ends with an <eos>. The best path has a state for it as for any word, which the JSON output
+shows as eos_state; --eos-state sum sums over it instead, so that paths are those of the words alone, and the
+score is p(words, <eos>, states of the words). vlhmm infill --mode best maximizes over it too.
+
+Under the context rule reset every line starts afresh. Under carry it goes on from the lines before, as in
+vlhmm score: paths and posteriors are given those lines as well, whose own states are summed over.
 
 --gold TAGS, a file with one tag a word and one sentence a line, adds many-to-one accuracy (every state
 stands for the tag it is most often with) and V-measure (homogeneity and completeness), on standard error,
@@ -54,6 +64,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--method", choices=("viterbi", "posterior", "filtered"), default="viterbi", help="default: viterbi"
     )
     parser.add_argument("-k", type=int, default=1, metavar="K", help="the K best paths (viterbi; default: 1)")
+    parser.add_argument(
+        "--eos-state",
+        choices=("max", "sum"),
+        default="max",
+        help="viterbi: the state of the final <eos> is part of the path (max, the default) or summed over",
+    )
     parser.add_argument("--top", type=int, default=0, metavar="N", help="show the N most probable states of each word")
     parser.add_argument("--gold", metavar="TAGS", help="tags to measure the states against")
     parser.add_argument("--summary", action="store_true", help="with --gold: only the measures")
@@ -66,27 +82,33 @@ def run(args: argparse.Namespace) -> int:
     """0 when every sentence has its states."""
     from vlhmm.data.text import read_lines
     from vlhmm.errors import ConfigError
+    from vlhmm.queries.prefix import begin
     from vlhmm.queries.tagging import TagCounts
 
     if args.top < 0:
         raise ConfigError(f"--top {args.top} must be 0 or more")
     if args.k > 1 and args.method != "viterbi":
         raise ConfigError(f"-k {args.k} lists best paths; --method {args.method} knows only one")
+    if args.eos_state == "sum" and args.method != "viterbi":
+        raise ConfigError(f"--eos-state sum speaks of paths; --method {args.method} sums over every other state anyway")
     if args.summary and not args.gold:
         raise ConfigError("--summary shows the measures of --gold; give a file of tags")
     model = load_model(args)
     logs = Logs(args)
     gold = read_lines(args.gold) if args.gold else None
     counts = TagCounts()
+    before = begin(model) if model.rule == "carry" else None
     with Answers("none" if args.summary else args.format) as answer:
         for number, words in enumerate(read_lines(args.file, model.vocabulary.split), start=1):
             tags = _tags(gold, args.gold, number, words) if gold is not None else None
-            if not words:
-                continue
             try:
-                found = _sentence(model, words, args)
+                found = _sentence(model, words, args, before) if words else []
             except VlhmmError as error:
                 raise on_line(number, True, error) from None
+            if before is not None:
+                before = before.read_line(words)
+            if not words:
+                continue
             for rank, decoding in enumerate(found, start=1):
                 if not args.summary:
                     answer(_record(number, rank, decoding, tags, logs, args), _columns(decoding, tags, args))
@@ -113,13 +135,13 @@ def _tags(gold: Iterator[list[str]], name: str, number: int, words: list[str]) -
     return tags
 
 
-def _sentence(model: Any, words: list[str], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The decodings of one sentence, best first: words, states, groups, probabilities, log_prob, top."""
+def _sentence(model: Any, words: list[str], args: argparse.Namespace, before: State | None) -> list[dict[str, Any]]:
+    """The decodings of one sentence, best first: words, states, groups, probabilities, log_prob, eos_state, top."""
     from vlhmm.queries.decode import decode, posteriors
 
     memory = memory_of(args)
     if args.method == "filtered" or args.top:
-        known = posteriors(model, words, memory=memory)
+        known = posteriors(model, words, memory=memory, before=before)
         table = known.filtered if args.method == "filtered" else known.smoothed
         top = [
             [
@@ -134,7 +156,17 @@ def _sentence(model: Any, words: list[str], args: argparse.Namespace) -> list[di
         id_of, unk = model.vocabulary.id_of, model.vocabulary.unk
         groups = [int(model.tables.group_of_word[id_of.get(word, unk)]) for word in words]
         chosen = table.gather(1, best[:, None])[:, 0].tolist()
-        return [dict(words=words, states=states, groups=groups, probabilities=chosen, log_prob=None, top=top)]
+        return [
+            dict(
+                words=words,
+                states=states,
+                groups=groups,
+                probabilities=chosen,
+                log_prob=None,
+                eos_state=None,
+                top=top if args.top else None,
+            )
+        ]
     return [
         dict(
             words=d.words,
@@ -142,9 +174,10 @@ def _sentence(model: Any, words: list[str], args: argparse.Namespace) -> list[di
             groups=d.groups,
             probabilities=d.posteriors,
             log_prob=d.log_prob,
+            eos_state=d.eos_state,
             top=top if args.top else None,
         )
-        for d in decode(model, words, args.method, args.k, memory=memory)
+        for d in decode(model, words, args.method, args.k, memory=memory, eos_state=args.eos_state, before=before)
     ]
 
 
@@ -162,6 +195,8 @@ def _record(
     }
     if decoding["log_prob"] is not None:
         record |= {"log_prob": logs.number(decoding["log_prob"]), "log_base": logs.name}
+    if decoding["eos_state"] is not None:
+        record["eos_state"] = decoding["eos_state"]
     if decoding["top"]:
         record["top"] = [[{"state": s, "probability": p} for s, p in places] for places in decoding["top"]]
     if tags is not None:

@@ -29,7 +29,8 @@ on the sentence ending there (--open: it may go on). A gap holds no <eos> unless
 
   --mode sample      fills drawn from p(fill | the text, the constraint), each with that probability
   --mode best        one [MASK] of one word: the most probable word; otherwise the fill of the most probable
-                     path of words and states ("joint path"), which need not be the most probable fill
+                     path of words and states, the state of the final <eos> included ("joint path"), which
+                     need not be the most probable fill
   --mode marginals   each gap's length and each of its words by itself
 
 examples:

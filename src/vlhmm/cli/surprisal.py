@@ -12,7 +12,8 @@ from vlhmm.errors import VlhmmError
 EPILOG = """\
 FILE is a text, one sentence a line; standard input without it. For every word the model computes p(word |
 all other words of its sentence) exactly; the least expected words come first, each with what would have
-been expected in its place.
+been expected in its place. Under the context rule carry the lines before are given too, as in vlhmm score;
+lines after are not. Output names LINE:POSITION; both count from 1, in text and in JSON.
 
 examples:
   echo "the president off the united states" | vlhmm surprisal runs/mine
@@ -45,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """0 when the words are listed."""
     from vlhmm.data.text import read_lines
     from vlhmm.errors import ConfigError
+    from vlhmm.queries.prefix import begin
     from vlhmm.queries.word_posterior import spot
 
     for name, value in (("--worst", args.worst), ("--each", args.each), ("--top-k", args.top_k)):
@@ -52,13 +54,16 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{name} {value}: expected at least 1")
     model = load_model(args)
     logs = Logs(args)
+    before = begin(model) if model.rule == "carry" else None
     worst: list[tuple[float, int, int, Any]] = []  # a heap whose top is the most expected of those kept
     with Answers(args.format) as answer:
         for number, words in enumerate(read_lines(args.file, model.vocabulary.split), start=1):
             try:
-                found = spot(model, words, args.top_k, memory=memory_of(args)) if words else []
+                found = spot(model, words, args.top_k, memory=memory_of(args), before=before) if words else []
             except VlhmmError as error:
                 raise on_line(number, True, error) from None
+            if before is not None:
+                before = before.read_line(words)
             if args.each is not None:
                 for surprise in found[: args.each]:
                     _print(number, surprise, logs, answer)
@@ -75,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 def _print(number: int, surprise: Any, logs: Logs, answer: Answers) -> None:
     record = {
         "line": number,
-        "position": surprise.position,
+        "position": surprise.position + 1,  # as in the text output; in Python positions are indices, from 0
         "word": surprise.word,
         "log_prob": logs.number(surprise.log_prob),
         "log_base": logs.name,

@@ -3,6 +3,9 @@
 Filtered, p(z_t | x_<=t), is what a reader knows on reaching a word; smoothed, p(z_t | x), what is known
 after the whole text. The two agree at the last word. The states of the best path (Viterbi) need not be the
 most probable ones word by word ("posterior" decoding), which in turn need not be a possible path.
+
+A text is decoded from a fresh start, or from what a text before it leaves (`before`): its paths and posteriors are then
+given that text as well, whose own states are summed over.
 """
 
 from collections.abc import Sequence
@@ -16,6 +19,7 @@ from vlhmm import inference
 from vlhmm.data.user_text import DEFAULT_MEMORY, encode_words, memory_check
 from vlhmm.errors import QueryError
 from vlhmm.process import Process, process_of
+from vlhmm.queries.prefix import State
 from vlhmm.queries.sequence import Piece, piece_of
 from vlhmm.results import Result
 
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from vlhmm.language_model import HMMLanguageModel
 
 Method = Literal["viterbi", "posterior"]
+EosState = Literal["max", "sum"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,7 @@ class Decoding(Result):
     groups: list[int]  # the group (block) of each state
     log_prob: float | None  # log p(words, states), nats; None for posterior decoding, which need not be a path
     posteriors: list[float]  # p(z_t = the chosen state | text)
+    eos_state: int | None = None  # the path's state of the <eos> after the text; None where it has none
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,11 +53,17 @@ class Posteriors(Result):
     log_likelihood: float  # log p(text), nats
 
 
-def posteriors(model: "HMMLanguageModel", text: str | Sequence[str], eos: bool = True, memory: float = DEFAULT_MEMORY) -> Posteriors:
+def posteriors(
+    model: "HMMLanguageModel",
+    text: str | Sequence[str],
+    eos: bool = True,
+    memory: float = DEFAULT_MEMORY,
+    before: State | None = None,
+) -> Posteriors:
     """Filtered and smoothed posteriors of every word's state; that the text ends there is known, if `eos`."""
     process = process_of(model)
     words, ids = encode_words(model.vocabulary, text)
-    plain, ended = _pieces(process, ids, eos, memory)
+    plain, ended = _pieces(process, ids, eos, memory, before)
     filtered = inference.forward(plain.potentials, plain.chain).alpha[0]
     log_likelihood = float(inference.forward(ended.potentials, ended.chain).log_scale.sum())
     if log_likelihood == -float("inf"):
@@ -68,23 +80,31 @@ def decode(
     k: int = 1,
     eos: bool = True,
     memory: float = DEFAULT_MEMORY,
+    eos_state: EosState = "max",
+    before: State | None = None,
 ) -> list[Decoding]:
     """The `k` best state paths, best first; or, by method "posterior", the most probable state of each word.
 
-    The paths are those of the words. If `eos`, an <eos> comes after them, and its own state is summed over.
+    If `eos`, an <eos> comes after the words. A path has a state for it too (`eos_state` "max": Viterbi over all tokens);
+    or paths are those of the words alone, and the state of <eos> is summed over ("sum").
     """
+    if eos_state not in ("max", "sum"):
+        raise QueryError(f"unknown way to treat the state of <eos>: {eos_state!r}, expected max or sum")
     if method not in ("viterbi", "posterior"):
         raise QueryError(f"unknown method {method!r}, expected viterbi or posterior")
     if k < 1 or (k > 1 and method == "posterior"):
         raise QueryError(f"asked for the {k} best by {method}, expected at least 1, and 1 for posterior decoding")
     process = process_of(model)
-    known = posteriors(model, text, eos, memory)
+    known = posteriors(model, text, eos, memory, before)
     _, ids = encode_words(model.vocabulary, text)
     found: list[tuple[Tensor, float | None]]
     if method == "posterior":
         found = [(known.smoothed.argmax(1), None)]
     else:
-        _, ended = _pieces(process, ids, eos, memory)
+        if eos and eos_state == "max":
+            ended = piece_of(process, [*ids, process.eos], None, _first(ids, before))
+        else:
+            _, ended = _pieces(process, ids, eos, memory, before)
         log_start, log_emission, log_tiles = (table.log() for table in ended.potentials)
         if k == 1:
             path, score = inference.viterbi(log_start, log_emission, log_tiles, ended.chain)
@@ -94,13 +114,15 @@ def decode(
             found = list(_best_paths(log_start, log_emission, log_tiles, ended.chain, k))
     rows = torch.arange(len(ids), device=process.device)
     groups = [process.group(i) for i in ids]
+    eos_states = process.states(process.eos).tolist()
     return [
         Decoding(
             known.words,
-            known.states[rows, slots].tolist(),
+            known.states[rows, slots[: len(ids)]].tolist(),
             groups,
             log_prob,
-            known.smoothed[rows, slots].tolist(),
+            known.smoothed[rows, slots[: len(ids)]].tolist(),
+            eos_states[int(slots[-1])] if len(slots) > len(ids) else None,
         )
         for slots, log_prob in found
     ]
@@ -140,13 +162,19 @@ def _best_paths(
     return found
 
 
-def _pieces(process: Process, ids: Sequence[int], eos: bool, memory: float) -> tuple[Piece, Piece]:
+def _first(ids: Sequence[int], before: State | None) -> Tensor | None:
+    return None if before is None else before.first_states(ids[0])
+
+
+def _pieces(
+    process: Process, ids: Sequence[int], eos: bool, memory: float, before: State | None
+) -> tuple[Piece, Piece]:
     """(the chain of the words, the same with p(<eos> | z) of the last state z as part of the text)."""
     if not ids:
         raise QueryError("an empty text has no states; give at least one word")
     size = process.states_per_group
     memory_check(f"the transitions of {len(ids):,} words", 24 * len(ids) * size * size, memory, "split the text")
-    plain = piece_of(process, ids, None)
+    plain = piece_of(process, ids, None, _first(ids, before))
     if not eos:
         return plain, plain
     start, emission, tiles = plain.potentials

@@ -6,12 +6,14 @@ After an <eos> under the rule "reset" nothing of the past matters: such a state 
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from vlhmm.data.vocabulary import EOS
 from vlhmm.errors import QueryError
 from vlhmm.process import Process, process_of
 from vlhmm.queries.next_word import WordDistribution, WordProbability, distribution_after
@@ -48,6 +50,25 @@ class State:
             return State(self.model, None, _frozen(np.zeros(0)), log_prob, self.num_words + 1)
         alpha = arrive / total if possible else np.zeros_like(arrive)
         return State(self.model, process.group(following), _frozen(alpha), log_prob, self.num_words + 1)
+
+    def read_line(self, words: Sequence[str]) -> "State":
+        """The state after the words of a line and the <eos> at its end."""
+        state = self
+        for word in (*words, EOS):
+            state = state.step(word)
+        return state
+
+    def first_states(self, word: int) -> torch.Tensor:
+        """(K,) p(z | text so far) of the next state, on the states that may emit `word`."""
+        process = process_of(self.model)
+        return torch.from_numpy(self._arrive(process, word)).to(process.device)
+
+    def all_states(self) -> torch.Tensor:
+        """(S,) p(z | text so far) of the next state. One pass over the transitions, unless the chain starts afresh."""
+        process = process_of(self.model)
+        if self.group is None:
+            return process.start
+        return process.advance_from([self.group], torch.tensor(self.alpha, device=process.device)[None])[0]
 
     def score(self, word: str | int) -> float:
         """log p(word | text so far), in nats."""

@@ -20,8 +20,11 @@ class Piece(NamedTuple):
     chain: inference.Chain
 
 
-def piece_of(process: Process, ids: Sequence[int], previous: int | None) -> Piece:
-    """The chain of `ids` (at least one) after the word `previous`, or from a fresh start (None)."""
+def piece_of(process: Process, ids: Sequence[int], previous: int | None, first: Tensor | None = None) -> Piece:
+    """The chain of `ids` (at least one) after the word `previous`, or from a fresh start (None).
+
+    `first`, (K,), replaces the start distribution on the first word's states: p(z_1 | a text before this one).
+    """
     before = [previous, *ids[:-1]]
     pairs: dict[tuple[int, int], int] = {}
     edge_of = []
@@ -36,8 +39,11 @@ def piece_of(process: Process, ids: Sequence[int], previous: int | None) -> Piec
     else:
         tiles = torch.zeros(0, size, size, dtype=torch.float64, device=process.device)
     words = torch.tensor(ids, device=process.device)
-    start = process.start[process.states_of_group[process.group_of_word[words]]]
-    emission = process.tables.emission[words].double()
+    states = process.states_of_group[process.group_of_word[words]]
+    start = process.start[states]
+    if first is not None:
+        start[0] = first
+    emission = process.tables.emission[words].double() / process.tables.emission_total[states]
     row = torch.arange(len(ids), device=process.device)[None]
     chain = inference.Chain(
         start_of=row,
@@ -56,21 +62,25 @@ class Passed(NamedTuple):
 
 
 def forward_chunks(
-    process: Process, ids: Sequence[int], previous: int | None = None, carry: Tensor | None = None
+    process: Process,
+    ids: Sequence[int],
+    previous: int | None = None,
+    carry: Tensor | None = None,
+    first: Tensor | None = None,
 ) -> Iterator[Passed]:
     """The forward pass over `ids`, a chunk at a time, so that memory does not grow with the text."""
     size = max(1, _CHUNK_BYTES // (8 * process.states_per_group**2))
-    for first in range(0, len(ids), size):
-        part = ids[first : first + size]
-        piece = piece_of(process, part, previous)
+    for begin in range(0, len(ids), size):
+        part = ids[begin : begin + size]
+        piece = piece_of(process, part, previous, first if begin == 0 else None)
         alpha, log_scale = inference.forward(piece.potentials, piece.chain, None if carry is None else carry[None])
         yield Passed(alpha[0], log_scale[0])
         previous, carry = part[-1], alpha[0, -1]
 
 
-def forward(process: Process, ids: Sequence[int], previous: int | None = None, carry: Tensor | None = None) -> Passed:
-    """Filtered posteriors p(z_t | x_<=t), (T, K), and log p(x_t | x_<t), (T,)."""
-    chunks = list(forward_chunks(process, ids, previous, carry))
+def forward(process: Process, ids: Sequence[int], first: Tensor | None = None) -> Passed:
+    """Filtered posteriors p(z_t | x_<=t), (T, K), and log p(x_t | x_<t), (T,); `first` as for `piece_of`."""
+    chunks = list(forward_chunks(process, ids, first=first))
     if not chunks:
         empty = torch.zeros(0, process.states_per_group, dtype=torch.float64, device=process.device)
         return Passed(empty, empty.new_zeros(0))

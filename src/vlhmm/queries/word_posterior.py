@@ -3,7 +3,7 @@ unexpected.
 
 $p(x_t = w | x_{\ne t}) \propto \sum_z p(z_t = z | x_{<t})\, p(w | z)\, p(x_{>t} | z)$: the left factor is
 one pass from the K states of the word before to all S, the right one from the K states of the word after;
-all places of a text in one batch.
+all places of a text in one batch. What stands before the text is a fresh start, or what another text leaves (`before`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +18,7 @@ from vlhmm.data.user_text import DEFAULT_MEMORY, encode_sentence, memory_check
 from vlhmm.errors import QueryError
 from vlhmm.process import Process, process_of
 from vlhmm.queries.next_word import WordDistribution, WordProbability
+from vlhmm.queries.prefix import State
 from vlhmm.queries.sequence import forward
 from vlhmm.results import Result
 
@@ -50,7 +51,7 @@ def word_posterior(
     count = len(words) - eos
     if not -count <= position < count:
         raise QueryError(f"position {position} in a text of {count} words, expected {-count} to {count - 1}")
-    (found,) = _posteriors(process_of(model), ids, [position % count], allow_eos)
+    (found,) = _posteriors(process_of(model), ids, [position % count], allow_eos, None)
     return _distribution(model, found)
 
 
@@ -60,15 +61,16 @@ def word_posteriors(
     eos: bool = True,
     allow_eos: bool = False,
     memory: float = DEFAULT_MEMORY,
+    before: State | None = None,
 ) -> Iterator[WordDistribution]:
-    """The same for every place of the text, in order."""
+    """The same for every place of the text, in order, given the text `before` too."""
     words, ids = encode_sentence(model.vocabulary, text, eos)
     process = process_of(model)
     count = len(words) - eos
     at_once = min(count, _PLACES_AT_ONCE)
     num_bytes = 16 * len(ids) * process.states_per_group + 32 * at_once * process.num_states
     memory_check(f"a text of {count:,} words", num_bytes, memory, "split the text")
-    for found in _posteriors(process, ids, list(range(count)), allow_eos):
+    for found in _posteriors(process, ids, list(range(count)), allow_eos, before):
         yield _distribution(model, found)
 
 
@@ -78,11 +80,12 @@ def spot(
     top_k: int = 5,
     eos: bool = True,
     memory: float = DEFAULT_MEMORY,
+    before: State | None = None,
 ) -> list[Surprise]:
     """The words of a text, the least expected first, each with the `top_k` words expected in its place."""
     words, ids = encode_sentence(model.vocabulary, text, eos)
     found = []
-    for position, expected in enumerate(word_posteriors(model, text, eos, memory=memory)):
+    for position, expected in enumerate(word_posteriors(model, text, eos, memory=memory, before=before)):
         probability = expected.probabilities[ids[position]]
         found.append(
             Surprise(
@@ -104,13 +107,18 @@ def _distribution(model: "HMMLanguageModel", weights: np.ndarray) -> WordDistrib
     return WordDistribution(model.vocabulary, weights / total)
 
 
-def _posteriors(process: Process, ids: list[int], places: list[int], allow_eos: bool) -> Iterator[np.ndarray]:
+def _posteriors(
+    process: Process, ids: list[int], places: list[int], allow_eos: bool, before: State | None
+) -> Iterator[np.ndarray]:
     """(V,) weights proportional to p(x_t = w | the rest), for each place t."""
-    alpha = _filtered(process, ids)
+    if not places:
+        return
+    start = process.start if before is None else before.all_states()
+    alpha = forward(process, ids, start[process.states(ids[0])]).alpha  # zeros from the first impossible word on
     arrival = _arrivals(process, ids)
     for first in range(0, len(places), _PLACES_AT_ONCE):
         part = places[first : first + _PLACES_AT_ONCE]
-        left = _left(process, ids, alpha, part)
+        left = _left(process, ids, start, alpha, part)
         right, fresh = _right(process, ids, arrival, part)
         words = process.emit(left * right)
         if process.restarts(process.eos) and allow_eos:
@@ -120,11 +128,6 @@ def _posteriors(process: Process, ids: list[int], places: list[int], allow_eos: 
         if not allow_eos:
             words[:, process.eos] = 0
         yield from words.cpu().numpy()
-
-
-def _filtered(process: Process, ids: list[int]) -> Tensor:
-    """(T, K) filtered posteriors; zeros from the first impossible word on."""
-    return forward(process, ids).alpha
 
 
 def _arrivals(process: Process, ids: list[int]) -> Tensor:
@@ -139,9 +142,12 @@ def _arrivals(process: Process, ids: list[int]) -> Tensor:
     return rows
 
 
-def _left(process: Process, ids: list[int], alpha: Tensor, places: list[int]) -> Tensor:
-    """(n, S) p(z_t | x_<t), each row up to a factor."""
+def _left(process: Process, ids: list[int], start: Tensor, alpha: Tensor, places: list[int]) -> Tensor:
+    """(n, S) p(z_t | x_<t), each row up to a factor; `start` stands before the first word."""
     result = process.start.expand(len(places), -1).clone()
+    for i, t in enumerate(places):
+        if t == 0:
+            result[i] = start
     moving = [i for i, t in enumerate(places) if t > 0 and not process.restarts(ids[t - 1])]
     if moving:
         before = [places[i] - 1 for i in moving]
