@@ -19,7 +19,7 @@ from vlhmm.errors import ConfigError, DataError
 pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 
-from toy_llm import make_tokenizer, save_llm
+from random_llm import make_tokenizer, save_llm
 
 from vlhmm.data.tokenizer import TokenLine, TokenVocabulary
 from vlhmm.steering.distill import DrawSettings, draw_samples, draw_shard, llm_log_probs, read_prompts, read_samples

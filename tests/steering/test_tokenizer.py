@@ -14,7 +14,7 @@ from vlhmm.training.unseen_tokens import partner_of_token
 
 pytest.importorskip("tokenizers")
 
-from toy_llm import LINES, make_tokenizer
+from random_llm import LINES, make_tokenizer
 
 
 @pytest.fixture(scope="module")
