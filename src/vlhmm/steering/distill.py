@@ -25,7 +25,8 @@ from vlhmm.data.corpora import Corpus
 from vlhmm.data.text import Text
 from vlhmm.data.tokenizer import TokenLine, TokenVocabulary, encode_tokens, read_token_lines
 from vlhmm.errors import ConfigError, DataError
-from vlhmm.evaluation.mixture import PredictiveModel, component_log_probs, fit_weights, mixture_log_probs
+from vlhmm.evaluation.mixture import component_log_probs, fit_weights, mixture_log_probs
+from vlhmm.evaluation.protocol import LanguageModel
 from vlhmm.language_model import MODEL_FILES
 from vlhmm.training import trainer
 from vlhmm.training.config import RunConfig
@@ -341,7 +342,7 @@ def report_on(
     """Compare the HMM of a run with Kneser-Ney and their mixture on the held-out samples, and keep the report there."""
     model = vlhmm.api.load(run, memory=memory)
     kneser_ney = estimate(samples.train, model.vocabulary, 5)
-    models: list[PredictiveModel] = [model, kneser_ney]
+    models: list[LanguageModel] = [model, kneser_ney]
     weights = fit_weights(component_log_probs(models, samples.valid, "reset")).weights
     log_probs = component_log_probs(models, samples.test, "reset", progress=progress)
     report = DistillationReport(
