@@ -19,7 +19,6 @@ def word(w):
     return lambda t: re.search(rf"(?<!\w){w}(?!\w)", t) is not None
 
 
-SCHEMA = {"type": "array", "items": {"type": "boolean"}}
 CASES = {
     "regex": (lambda: tc.regex("(ab)*b? ?a"), lambda t: re.fullmatch("(ab)*b? ?a", t) is not None),
     "choice": (lambda: tc.choice("ab", "a b"), lambda t: t in ("ab", "a b")),

@@ -5,7 +5,7 @@ Output: `SteeringHMM`, its states renumbered so that the K states of a block lie
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,7 +31,9 @@ class SteeringHMM:
         block_of_token: Tensor,
         rows_of_block: Callable[[int], Tensor],
         memory: int = DEFAULT_MEMORY,
+        restart_tokens: Iterable[int] = (),
     ) -> None:
+        self.restart_tokens = frozenset(restart_tokens)  # after which the chain starts from p(z_1)
         self.start, self.emission, self.block_of_token = start, emission.contiguous(), block_of_token.long()
         self.dtype, self.memory = emission.dtype, memory
         self.vocab_size, self.states_per_block = emission.shape
@@ -43,10 +45,6 @@ class SteeringHMM:
         self._rows: OrderedDict[int, Tensor] = OrderedDict()
         self._matrix: Tensor | None = None
         self.tables: OrderedDict[str, LookaheadTable] = OrderedDict()  # by the automaton's content, latest last
-        self.token_order = self.block_of_token.argsort(stable=True)
-        self.emission_by_block = self.emission[self.token_order].split(
-            torch.bincount(self.block_of_token, minlength=self.num_blocks).tolist()
-        )
 
     @classmethod
     def from_model(cls, model: "HMMLanguageModel", memory: int = DEFAULT_MEMORY) -> "SteeringHMM":
@@ -64,8 +62,9 @@ class SteeringHMM:
             made = tables.normalized_rows(states[block], tables.dtype)
             return (made if in_order else made[:, order]).cpu()
 
+        restarts = [model.vocabulary.eos] if model.rule == "reset" else []
         return cls(
-            tables.start[order].cpu(), tables.emission.cpu(), tables.group_of_word.cpu(), rows, memory
+            tables.start[order].cpu(), tables.emission.cpu(), tables.group_of_word.cpu(), rows, memory, restarts
         )
 
     @classmethod
@@ -133,12 +132,4 @@ class SteeringHMM:
             prior = torch.where(prior.sum(1, keepdim=True) > 0, prior, torch.ones_like(prior))
             alpha = torch.where(total > 0, alpha, prior)
             result[chosen] = (alpha / alpha.sum(1, keepdim=True)) @ self.rows(block)
-        return result
-
-    def emit(self, weights: Tensor) -> Tensor:
-        """(n, V) sum_z weights(z) p(x | z): O(K V) per row, one product per block."""
-        blocks = weights.view(len(weights), self.num_blocks, self.states_per_block).unbind(1)
-        parts = [part @ emission.t() for part, emission in zip(blocks, self.emission_by_block, strict=True)]
-        result = torch.empty(len(weights), self.vocab_size, dtype=weights.dtype)
-        result[:, self.token_order] = torch.cat(parts, dim=1)
         return result
