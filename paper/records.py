@@ -13,6 +13,7 @@ from typing import Any
 from paper.rows import Recipe, Run
 from vlhmm.data.atomic_io import write_atomically
 from vlhmm.errors import DataError
+from vlhmm.training.migration import flattened, migrated
 
 FORMAT_VERSION = 1
 UNTOLD = ("training.seed", "seed", "training.checkpoint_seconds")  # settings that make no other model
@@ -129,17 +130,9 @@ def changed_settings(record: Record, run: Run) -> list[str]:
 
 def differences(record: Record, recipe: Recipe) -> list[tuple[str, Any, Any]]:
     """(name, value in the record, value in the recipe) of every setting in which they differ."""
-    before, now = dict(flattened(record.settings)), dict(flattened(recipe.settings(record.seed)))
+    before, now = dict(flattened(migrated(record.settings)[0])), dict(flattened(recipe.settings(record.seed)))
     return [
         (name, before[name], now[name])
         for name in before
         if name in now and name not in UNTOLD and before[name] != now[name]
     ]
-
-
-def flattened(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from flattened(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value

@@ -138,6 +138,8 @@ def reproduce(tasks: list[Task], corpora: dict[str, Corpus], place: Place, time_
 def carry_out(task: Task, corpus: Corpus, place: Place, time_limit: float | None) -> tuple[Record, str | None]:
     """Trains, or goes on training, one run; its record, and what stopped it before its end."""
     run, seed = task.run, task.seed
+    if run.retired:
+        raise ConfigError(f"{run.name} can no longer be trained, its record is kept: {run.retired}")
     folder = place.runs / run.folder_name(seed)
     record = opening(task, corpus, place)
     place.note(f"{task.row.full_name}: {run.name}, seed {seed}, in {folder}")

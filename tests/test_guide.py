@@ -31,7 +31,6 @@ from vlhmm.training.guide import (
     make_evidence,
     squared_distances,
     vectors_of,
-    what_is_said,
 )
 from vlhmm.training.presets import preset
 from vlhmm.training.schedules import guide_weight_at
@@ -48,11 +47,6 @@ class Noisy:
 
     def vectors(self, tokens, place):
         return torch.stack([tokens.sin(), place.cos(), (tokens * 7 + place * 3).sin()], dim=-1)
-
-    def draws_after(self, tokens, num_draws, generator):
-        words = torch.randint(len(VOCABULARY), (*tokens.shape, num_draws), generator=generator)
-        place = torch.arange(1, tokens.shape[1] + 1)[None, :, None].expand_as(words)
-        return words, self.vectors(words, place)
 
 
 teacher = Noisy()
@@ -102,37 +96,6 @@ def enumerated(potentials, kept, evidence, prepared, weight):
     return begun, emitted, moved, logs
 
 
-def enumerated_branches(potentials, kept, evidence, prepared, said, group_of_word, weight):
-    """Expected emissions (V, K) and moves (P, K, K) of the words said after each token, by paths through what precedes."""
-    start, emission = potentials.log_start.exp(), potentials.log_emission.exp()
-    tiles = potentials.transition.tiles(*prepared.pairs)
-    emitted, moved = torch.zeros_like(emission), torch.zeros_like(tiles)
-    pairs = list(zip(prepared.pairs.from_group.tolist(), prepared.pairs.to_group.tolist(), strict=True))
-    for chain, told_all, one in zip(prepared.chains, evidence, said, strict=True):
-        time = chain.emit_of.shape[1]
-        told_all = told_all.double().view(*chain.emit_of.shape, -1)
-        for place, word, after in zip(one.place.tolist(), one.words.tolist(), one.evidence.double(), strict=True):
-            row, last = divmod(place, time)
-            assert last + 1 < chain.lengths[row]
-            words, groups = chain.emit_of[row, : last + 1].tolist(), chain.start_of[row, : last + 1].tolist()
-            to = int(group_of_word[word])
-            told = [for_states(told_all[row, t], kept, groups[t]) for t in range(last + 1)]
-            told.append(for_states(after, kept, to))
-            edges = [*chain.edge_of[row, 1 : last + 1].tolist(), pairs.index((groups[-1], to))]
-            total, ends = 0.0, {}
-            for path in itertools.product(*(range(len(values)) for values in told)):
-                p = start[groups[0], path[0]].item()
-                for t, z in enumerate(path):
-                    p *= emission[[*words, word][t], z].item() * math.exp(weight * told[t][z])
-                    p *= tiles[edges[t - 1], path[t - 1], z].item() if t else 1
-                total += p
-                ends[path[-2:]] = ends.get(path[-2:], 0.0) + p
-            for (before, z), p in ends.items():
-                emitted[word, z] += p / total
-                moved[edges[-1], before, z] += p / total
-    return emitted, moved
-
-
 def evidence_of(hmm, blocks, batches):
     generator, group_of_word = torch.Generator().manual_seed(0), torch.from_numpy(blocks.group_of_word)
     return make_evidence(teacher, batches, group_of_word, hmm.num_alive, blocks.states_per_group, generator)
@@ -159,7 +122,7 @@ def test_guided_counts_are_those_of_enumeration(kind, dropout):
     with torch.no_grad():
         potentials = hmm.potentials(kept)
     for weight in (0.0, 0.7, 3.0):
-        expected = expectation(potentials, prepared, guided=Guided(evidence, kept, weight, []))
+        expected = expectation(potentials, prepared, guided=Guided(evidence, kept, weight))
         begun, emitted, moved, logs = enumerated(potentials, kept, evidence, prepared, weight)
         same = {"rtol": 1e-9, "atol": 1e-12}
         torch.testing.assert_close(expected.counts.start, begun, **same)
@@ -172,75 +135,6 @@ def test_guided_counts_are_those_of_enumeration(kind, dropout):
         if weight == 0:
             plain = expectation(potentials, prepared)
             assert expected.log_likelihood == pytest.approx(plain.log_likelihood, rel=1e-12)
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("kind", KINDS)
-def test_counts_of_what_is_said_are_those_of_enumeration(kind, dropout):
-    hmm, blocks = small_hmm(kind)
-    batches, prepared = prepared_lines(blocks)
-    group_of_word, num_slots = torch.from_numpy(blocks.group_of_word), blocks.states_per_group
-    evidence, clusters = evidence_of(hmm, blocks, batches)
-    draw = torch.Generator().manual_seed(1)
-    said = [
-        what_is_said(teacher, batch.tokens, batch.lengths, clusters, group_of_word, num_slots, 2, draw)[1]
-        for batch in batches
-    ]
-    assert sum(len(one.words) for one in said) == 6  # after each of 9 tokens but the three <eos>
-    branched = prepare(batches, group_of_word, blocks.num_groups, said=[(one.place, one.words) for one in said])
-    kept = kept_states(hmm, blocks, dropout)
-    with torch.no_grad():
-        potentials = hmm.potentials(kept)
-    weight, same = 0.7, {"rtol": 1e-9, "atol": 1e-12}
-    share = 0.8
-    of_branches = [one.evidence for one in said]
-    expected = expectation(potentials, branched, guided=Guided(evidence, kept, weight, of_branches, share))
-    begun, emitted, moved, logs = enumerated(potentials, kept, evidence, branched, weight)
-    also_emitted, also_moved = enumerated_branches(potentials, kept, evidence, branched, said, group_of_word, weight)
-    assert expected.log_likelihood == pytest.approx(logs, rel=1e-9)  # of the text alone
-    of_text = (1 - share) / share
-    torch.testing.assert_close(expected.counts.start, of_text * begun, **same)
-    torch.testing.assert_close(expected.counts.emission, of_text * emitted + also_emitted, **same)
-    moved = of_text * moved + also_moved
-    if kind == "low-rank":
-        torch.testing.assert_close(expected.counts.leave, moved.sum(-1), **same)
-    else:
-        torch.testing.assert_close(expected.counts.tiles, moved, **same)
-
-
-def test_every_token_but_a_lines_last_is_followed_by_its_own_draws():
-    hmm, blocks = small_hmm("uneven-block-factored")
-    batches, _ = prepared_lines(blocks)
-    group_of_word, num_slots = torch.from_numpy(blocks.group_of_word), blocks.states_per_group
-    _, clusters = evidence_of(hmm, blocks, batches)
-    for batch in batches:
-        drawn, vectors = teacher.draws_after(batch.tokens, 3, torch.Generator().manual_seed(1))
-        generator = torch.Generator().manual_seed(1)
-        said = what_is_said(teacher, batch.tokens, batch.lengths, clusters, group_of_word, num_slots, 3, generator)
-        time = batch.tokens.shape[1]
-        wanted = {row * time + t for row, length in enumerate(batch.lengths.tolist()) for t in range(length - 1)}
-        for draw, one in enumerate(said):
-            assert set(one.place.tolist()) == wanted and len(one.place) == len(wanted)
-            for place, word, evidence in zip(one.place.tolist(), one.words, one.evidence, strict=True):
-                at = (*divmod(place, time), draw)
-                assert word == drawn[at]
-                assert torch.equal(
-                    evidence, clusters.evidence(vectors[at][None], group_of_word[word, None], num_slots)[0]
-                )
-
-
-def test_draws_of_the_lstm_are_its_own_words_with_the_vectors_after_them():
-    model = build_model("lstm", VOCABULARY, replace(default_config("lstm"), hidden_size=5))
-    lines, number = torch.tensor([[2, 3, 4], [6, 1, 1]]), 4000
-    words, vectors = model.draws_after(lines, number, torch.Generator().manual_seed(0))
-    for row, t in ((0, 0), (0, 2), (1, 1)):
-        context = lines[row, : t + 1]
-        expected = number * model.next_word_distribution(context)
-        found = torch.bincount(words[row, t], minlength=len(VOCABULARY)).numpy()
-        assert ((found - expected) ** 2 / expected).sum() < 30  # chi-square, 7 degrees of freedom
-        for draw in (0, 1):
-            longer = torch.cat([context, words[row, t, draw, None]])[None]
-            torch.testing.assert_close(vectors[row, t, draw], model.vectors_after(longer)[0, -1])
 
 
 def test_evidence_is_its_formula(monkeypatch):
@@ -357,23 +251,14 @@ class RemembersFirst:
             progress(len(written), num_tokens)
         return encode(written, self.vocabulary)
 
-    def draws_after(self, tokens, num_draws, generator):
-        """A line's first word is followed by c, a c by another or the end that fits, and that by <eos>."""
-        end = torch.where(tokens[:, :1] == self.id("a"), self.id("d"), self.id("e"))
-        after_c = torch.where(torch.rand(tokens.shape, generator=generator) < 0.5, self.id("c"), end)
-        words = torch.where(tokens == self.id("c"), after_c, self.id("<eos>"))
-        words[:, 0] = self.id("c")
-        shape = (*tokens.shape, num_draws)
-        return words[..., None].expand(shape), self.vectors_after(tokens)[:, :, None].expand(*shape, 8)
-
 
 STREAMS = ["training.batch=streams", "training.context=carry", "training.num_streams=4", "training.segment_length=16"]
 
 
-@pytest.mark.parametrize("how", ["silent", "drawing", "extra", "writing", "streams"])
+@pytest.mark.parametrize("how", ["silent", "extra", "writing", "streams"])
 def test_training_is_guided_then_free_and_goes_on_to_the_same_bits(texts, tmp_path, how):
     few = texts.valid.num_tokens // 3  # an extra text in three parts, one an E-step
-    of_how = {"drawing": ["training.guide_draws=3"], "writing": [f"training.guide_text={3 * few}"], "streams": STREAMS}
+    of_how = {"writing": [f"training.guide_text={3 * few}"], "streams": STREAMS}
     changes = of_how.get(how, [])
     if how == "extra":
         texts = texts._replace(extra=texts.valid)
@@ -414,8 +299,6 @@ def test_a_few_lines_are_enough_with_a_teacher_that_speaks(files, texts, tmp_pat
     change = ("training.calibrate=false", "training.epochs=30", "training.checks_per_epoch=30")
     speaks = RemembersFirst(corpus.vocabulary)
     silent = train(corpus, guided_config(*change), tmp_path / "silent", teacher=speaks)
-    heard = train(corpus, guided_config(*change, "training.guide_draws=8"), tmp_path / "heard", teacher=speaks)
-    assert heard.best_valid < 0.9 * silent.best_valid
     read = train(corpus, guided_config(*change, "training.guide_text=400"), tmp_path / "read", teacher=speaks)
     assert read.best_valid < 0.9 * silent.best_valid
 
@@ -434,12 +317,12 @@ def test_writing_takes_time_once(texts, tmp_path):
     assert train(texts, config, tmp_path, teacher=teacher).seconds - begun.seconds < 1.5
 
 
-@pytest.mark.parametrize("change, times", [("training.guide_draws=2", 3), ("training.guide_text=2000", 3)])
+@pytest.mark.parametrize("change, times", [("training.guide_text=2000", 3)])
 def test_evidence_beyond_the_memory_is_refused(texts, tmp_path, change, times):
     """Of tokens with all that is drawn or written beside them, which no E-step holds at once."""
     speaks = RemembersFirst(texts.vocabulary)
     about = 2 * 4 * times * texts.train.num_tokens  # 16 states in 4 blocks; the text has about 1,000 tokens
-    with pytest.raises(ConfigError, match="raise --memory, or take fewer draws"):
+    with pytest.raises(ConfigError, match="raise --memory, or take less text"):
         train(texts, guided_config(change), tmp_path / "run", teacher=speaks, memory=int(0.8 * about))
     enough = 10 * about  # for tiles and counts, too
     assert train(texts, guided_config(change), tmp_path / "run", teacher=speaks, memory=enough).finished
@@ -452,7 +335,7 @@ def test_misuse_is_refused(texts, tmp_path):
         dry_run_module.dry_run(texts, guided_config(), None, "cpu", None)
     with pytest.raises(ConfigError, match="has no say"):
         train(texts, guided_config("training.guide_weight=0"), tmp_path / "run", teacher=teacher)
-    for name in ("guide_draws", "guide_text"):
+    for name in ("guide_text",):
         with pytest.raises(ConfigError, match=f"{name} cannot be used with an extra text"):
             config = guided_config(f"training.{name}=2")
             train(texts._replace(extra=texts.valid), config, tmp_path / "run", teacher=teacher)
@@ -460,16 +343,12 @@ def test_misuse_is_refused(texts, tmp_path):
             guided_config(f"training.{name}=-1")
         with pytest.raises(ConfigError, match=f"{name}=2 is nothing without a guide"):
             guided_config("training.guide_weight=0", f"training.{name}=2")
-    with pytest.raises(ConfigError, match="cannot be used with guide_text=9"):
-        guided_config("training.guide_draws=2", "training.guide_text=9")
     for change in ("training.em_tokens=100", "training.batch=streams", "training.method=gradient"):
         with pytest.raises(ConfigError, match="a guide needs training.method=em"):
             guided_config(change)
-    for name in ("guide_draws", "guide_text"):
-        with pytest.raises(ConfigError, match="speaks line by line"):
+    for name in ("guide_text",):
+        with pytest.raises(ConfigError, match="writes line by line"):
             guided_config("training.batch=streams", "training.context=carry", f"training.{name}=2")
-    with pytest.raises(ConfigError, match="guide_share=1"):
-        guided_config("training.guide_share=1")
     with pytest.raises(ConfigError, match="0 <= guide_full <= guide_until <= 1"):
         guided_config("training.guide_full=0.99")
     assert not (tmp_path / "run").exists()
@@ -504,12 +383,6 @@ def test_by_command(files, tmp_path, capsys):
     ]
     assert main([*changed, "--guide", str(lstm), "--out", str(tmp_path / "b")]) == 2
     assert "another vocabulary" in capsys.readouterr().err
-    words = tmp_path / "ff"
-    assert main(["baseline", "ff", *given, *small, "--out", str(words), "--quiet"]) == 0
-    drawing = ["--set", "training.guide_draws=1"]
-    assert main([*student, *drawing, "--guide", str(words), "--out", str(tmp_path / "b")]) == 2
-    assert "takes words of an LSTM" in capsys.readouterr().err
-    assert main([*student, *drawing, "--guide", str(lstm), "--out", str(tmp_path / "d")]) == 0
     counts = tmp_path / "kn"
     assert main(["baseline", "kn", *given, "--out", str(counts), "--quiet"]) == 0
     assert main([*student, "--guide", str(counts), "--out", str(tmp_path / "b")]) == 2

@@ -85,7 +85,7 @@ GRADIENT = [
     [
         [],
         GRADIENT,
-        [*GRADIENT, "training.context=carry", "training.accumulate=3"],
+        [*GRADIENT, "training.context=carry"],
         [*GRADIENT, "training.context=paper"],
         ["model.transition=softmax", "model.slot_code=0"],
         [*GRADIENT, "model.transition=softmax", "model.embedding=independent"],
@@ -357,7 +357,7 @@ def test_counts_of_several_batches_pushed_through_once_equal_one_large_batch(toy
     text = encode([["a", "b"], ["c", "d", "e", "a"], ["b"], ["e", "e", "d"]], vocabulary)
     gradients = []
     for tokens in (4, 1000):
-        settings = TrainingConfig(batch="sentences", batch_tokens=tokens, accumulate=100)
+        settings = TrainingConfig(method="em", batch="sentences", batch_tokens=tokens)
         (batches,) = make_plan(text, settings, 0)(0)
         prepared = prepare(batches, torch.from_numpy(blocks.group_of_word), blocks.num_groups)
         potentials = hmm.potentials()
@@ -404,7 +404,7 @@ def test_parameters_that_are_not_finite_are_no_checkpoint(toy, tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    ["beta2=2", "epochs=inf", "weight_decay=-1", "state_decay=-1", "warmup_steps=-5", "checkpoint_seconds=nan",
+    ["beta2=2", "epochs=inf", "weight_decay=-1", "warmup_steps=-5", "checkpoint_seconds=nan",
      "smoothing=-3", "smoothing=5", "seed=-1"],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused_by_name(change):
@@ -574,3 +574,19 @@ def test_two_threads_add_up_in_one_order(toy, tmp_path, changes):
         seen.append({name: p.detach().clone() for name, p in run.hmm.named_parameters()})
     for other in seen[1:]:
         assert_same_bits(seen[0], other)
+
+
+def test_a_run_of_an_earlier_version_loads_and_goes_on(toy, tmp_path):
+    """Settings that were removed since are dropped; one that had an effect does not let training go on."""
+    config = tiny("training.epochs=2", "training.calibrate=false")
+    whole = train(toy, config, tmp_path)
+    path = tmp_path / "config.json"
+    content = json.loads(path.read_text())
+    content["training"] |= {"accumulate": 1, "state_decay": None, "guide_draws": 0, "guide_share": 0.5}
+    path.write_text(json.dumps(content))
+    assert train(toy, config, tmp_path).best_valid == whole.best_valid
+    content["training"]["guide_draws"] = 6
+    path.write_text(json.dumps(content))
+    load_hmm(tmp_path)
+    with pytest.raises(ConfigError, match="training.guide_draws=6, a setting that no longer exists"):
+        train(toy, config, tmp_path)

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vlhmm.baselines.neural import NeuralLanguageModel
-from vlhmm.baselines.softmax import draw
 from vlhmm.data.vocabulary import Vocabulary
 
 
@@ -59,25 +58,6 @@ class LSTM(NeuralLanguageModel):
     def having_said(self, words: Tensor, carry: LSTMCarry) -> LSTMCarry:
         """The carry with these words as its rows' last."""
         return carry._replace(last=words)
-
-    @torch.no_grad()
-    def draws_after(self, tokens: Tensor, num_draws: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Words x' ~ p(. | x_<=t) after each token of rows that begin a text, (B, T, n), and h after them, (B, T, n, D)."""
-        (num_rows, time), width = tokens.shape, self.embedding.shape[1]
-        words = torch.empty(num_rows, time, num_draws, dtype=torch.int64)
-        vectors = torch.empty(num_rows, time, num_draws, width)
-        one, anything = torch.ones(num_rows, dtype=torch.int64), tokens.new_zeros(num_rows * num_draws, 1)
-        following = torch.cat([tokens[:, 1:], anything[:num_rows]], dim=1)
-        _, carry = self.hidden(tokens[:, :1], one, self.start(num_rows), None)
-        for t in range(time):
-            hidden, carry = self.hidden(following[:, t : t + 1], one, carry, None)  # h_t does not see what follows
-            uniform = torch.rand(num_rows, num_draws, generator=generator)
-            words[:, t] = draw(hidden[:, 0], self.embedding, self.bias, uniform)
-            states = (state.repeat_interleave(num_draws, dim=1) for state in (carry.output, carry.cell))
-            after = LSTMCarry(words[:, t].flatten(), *states)
-            hidden, _ = self.hidden(anything, one.repeat_interleave(num_draws), after, None)
-            vectors[:, t] = hidden.view(num_rows, num_draws, width)
-        return words, vectors
 
 
 def _run(

@@ -33,8 +33,6 @@ examples:
   vlhmm train train.txt --valid valid.txt --out runs/big --set model.num_blocks=256 --set training.rate=0.01
   vlhmm train ptb --preset em-ptb --extra teacher.txt.gz --out runs/distilled   learns from a teacher's samples too
   vlhmm train ptb --preset em-ptb --guide runs/lstm --out runs/guided           its states begin as an LSTM's contexts
-  vlhmm train ptb --preset em-ptb --guide runs/lstm --set training.guide_draws=6 --out runs/taught
-                                                                       and learns the words the LSTM would go on with
   vlhmm train ptb --preset em-ptb --guide runs/lstm --set training.guide_text=5500000 --out runs/read
                                                                        and reads what the LSTM writes
   vlhmm train train.txt --valid valid.txt --out runs/mine --mix kn     and its mixture with Kneser-Ney: runs/mine-mixture
@@ -298,10 +296,6 @@ def given_teacher(args: argparse.Namespace, config: Any, corpus: Any) -> Any:
     if not hasattr(model, "vectors_after"):
         raise ConfigError(
             f"{args.guide} holds no neural model, whose hidden vectors could guide; train one: vlhmm baseline lstm"
-        )
-    if config.training.guide_draws and not hasattr(model, "draws_after"):
-        raise ConfigError(
-            f"training.guide_draws takes words of an LSTM, {args.guide} holds none; train one: vlhmm baseline lstm"
         )
     if model.vocabulary.words != corpus.vocabulary.words:
         raise ConfigError(

@@ -22,7 +22,6 @@ class TrainingConfig:
     num_streams: int = 16  # for streams
     segment_length: int = 32  # tokens of each stream a batch
     batch_tokens: int = 8_192  # tokens a batch, for sentence batches
-    accumulate: int = 1  # gradient: batches whose expected counts make one step
     em_tokens: int | None = None  # em: tokens an E-step; none: the whole training text
     extra_tokens: int | None = None  # em: tokens of an extra text an E-step; none: as many as the training text has
     m_steps: int = 3  # em: optimizer steps an E-step
@@ -30,8 +29,6 @@ class TrainingConfig:
     guide_weight: float = 0.0  # em: of a teacher's evidence about the states (train --guide)
     guide_full: float = 0.6  # the share of training with all of it ...
     guide_until: float = 0.95  # ... and with some of it
-    guide_draws: int = 0  # words drawn from the teacher after every token; each E-step takes one of them
-    guide_share: float = 0.5  # of those words in all that is counted; the text has the rest
     guide_text: int = 0  # tokens of text that the teacher writes, to be learned from as an extra text is
     unknown_words: Literal["as-is", "held-out"] = "as-is"  # held-out: rare words are read as <unk> at times
     smoothing: float = 0.0  # em, scalar: Dirichlet pseudo-counts toward averages of the block, and of all text
@@ -40,7 +37,6 @@ class TrainingConfig:
     rate: float = 1e-2  # of learning, at its highest
     beta2: float = 0.999  # of AdamW
     weight_decay: float = 0.0  # of matrices; biases and norms are left alone
-    state_decay: float | None = None  # of the states' own embeddings; none: as weight_decay
     clip: float = 5.0  # the gradient's norm, at most
     warmup_steps: int = 0  # over which the rate rises
     schedule: Literal["plateau", "cosine", "constant"] = "plateau"  # of the rate
@@ -62,7 +58,6 @@ class TrainingConfig:
             "num_streams",
             "segment_length",
             "batch_tokens",
-            "accumulate",
             "m_steps",
             "m_parts",
             "epochs",
@@ -75,8 +70,6 @@ class TrainingConfig:
         for name in ("weight_decay", "smoothing", "warmup_steps", "seed"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 0 or more, and finite")
-        if self.state_decay is not None and not 0 <= self.state_decay < math.inf:
-            raise ConfigError(f"state_decay={self.state_decay} must be 0 or more, or none to be as weight_decay")
         if not 0 <= self.beta2 < 1:
             raise ConfigError(f"beta2={self.beta2} must lie in [0, 1)")
         if not 0 <= self.state_dropout < 1:
@@ -89,17 +82,10 @@ class TrainingConfig:
                 f"guide_weight={self.guide_weight}, guide_full={self.guide_full}, guide_until={self.guide_until}: expected a "
                 "weight of 0 or more and 0 <= guide_full <= guide_until <= 1"
             )
-        for name in ("guide_draws", "guide_text"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be 0 or more")
-            if getattr(self, name) and not self.guide_weight:
-                raise ConfigError(f"{name}={getattr(self, name)} is nothing without a guide; set guide_weight above 0")
-        if self.guide_draws and self.guide_text:
-            raise ConfigError(
-                f"guide_draws={self.guide_draws} cannot be used with guide_text={self.guide_text}; set one of them to 0"
-            )
-        if not 0 < self.guide_share < 1:
-            raise ConfigError(f"guide_share={self.guide_share} must lie between 0 and 1")
+        if self.guide_text < 0:
+            raise ConfigError(f"guide_text={self.guide_text} must be 0 or more")
+        if self.guide_text and not self.guide_weight:
+            raise ConfigError(f"guide_text={self.guide_text} is nothing without a guide; set guide_weight above 0")
         by_lines = (self.batch, self.context) == ("sentences", "reset")
         by_streams = (self.batch, self.context) == ("streams", "carry")
         if self.guide_weight and not (self.method == "em" and self.em_tokens is None and (by_lines or by_streams)):
@@ -107,8 +93,8 @@ class TrainingConfig:
                 "a guide needs training.method=em, no training.em_tokens, and training.batch=sentences with context=reset "
                 "or batch=streams with context=carry: its evidence is about the same rows in every E-step"
             )
-        if (self.guide_draws or self.guide_text) and not by_lines:
-            raise ConfigError("guide_draws and guide_text need training.batch=sentences: a teacher speaks line by line")
+        if self.guide_text and not by_lines:
+            raise ConfigError("guide_text needs training.batch=sentences: a teacher writes line by line")
         if self.guide_weight and self.unknown_words == "held-out":
             raise ConfigError("a guide reads the text as it is: set training.unknown_words=as-is, or leave the guide out")
         if self.em_tokens is not None and self.em_tokens < 1:

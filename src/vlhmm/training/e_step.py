@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from vlhmm import inference
@@ -23,13 +22,6 @@ from vlhmm.inference import Chain, ChannelCounts, ChannelPotentials, Counts, Pot
 from vlhmm.training.guide import Guided
 
 
-class Branches(NamedTuple):
-    """Words that another model said next, a row each, entered from where a batch's text stood."""
-
-    chain: Chain
-    place: Int[Tensor, " row"]  # of the token before, in the flattened batch
-
-
 class Prepared(NamedTuple):
     """Batches as chains over one list of block pairs; does not depend on the parameters."""
 
@@ -37,7 +29,6 @@ class Prepared(NamedTuple):
     continues: list[bool]
     pairs: Pairs
     tokens: int
-    branches: list[Branches]  # from each of the chains, or none at all
 
 
 class Expectation(NamedTuple):
@@ -79,12 +70,8 @@ def prepare(
     group_of_word: Tensor,
     num_groups: int,
     carry_group: Tensor | None = None,
-    said: Sequence[tuple[Tensor, Tensor]] = (),
 ) -> Prepared:
-    """Index tables of the batches and the distinct block pairs in them.
-
-    `said`, if anything, has (places, words) for every batch: what another model said after its tokens.
-    """
+    """Index the batches as chains over the distinct block pairs in them."""
     device = group_of_word.device
     codes, lives, tokens, lengths = [], [], [], []
     for batch in batches:
@@ -99,19 +86,11 @@ def prepare(
         lives.append(live)
         tokens.append(row_tokens)
         lengths.append(row_lengths)
-    branch_codes = [
-        group_of_word[rows.flatten()[place]] * num_groups + group_of_word[words]
-        for rows, (place, words) in zip(tokens, said, strict=False)
-    ]
-    used = torch.cat([*(code[live] for code, live in zip(codes, lives, strict=True)), *branch_codes])
+    used = torch.cat([code[live] for code, live in zip(codes, lives, strict=True)])
     known, pairs = distinct_pairs(used, torch.ones_like(used, dtype=torch.bool), num_groups)
     chains = [chain_of(group_of_word, *parts, known) for parts in zip(tokens, lengths, codes, strict=True)]
-    branches = [
-        Branches(chain_of(group_of_word, words[:, None], torch.ones_like(words), code[:, None], known), place)
-        for (place, words), code in zip(said, branch_codes, strict=True)
-    ]
     total = sum(int(n.sum()) for n in lengths)
-    return Prepared(chains, [batch.continues for batch in batches], pairs, total, branches)
+    return Prepared(chains, [batch.continues for batch in batches], pairs, total)
 
 
 def predicted_bytes(prepared: Prepared, num_slots: int, num_channels: int | None = None) -> int:
@@ -164,7 +143,7 @@ def expectation(
         table = Potentials(start, emission, tiles)
         sums = buffers.get("counts", shape, emission).zero_()
         counts = Counts(torch.zeros_like(start), torch.zeros_like(emission), sums)
-    workspace, total, before = buffers.messages(emission), 0.0, []
+    workspace, total = buffers.messages(emission), 0.0
     for number, (chain, continues) in enumerate(zip(prepared.chains, prepared.continues, strict=True)):
         if not continues or carry is None:
             group = torch.full_like(chain.lengths, -1)
@@ -175,14 +154,6 @@ def expectation(
             passed = guided.add_expected_counts(guided.evidence[number], counts, table, chain, carry.alpha, workspace)
         total += passed.log_scale.sum().item()
         carry = last_carry(passed.alpha, chain.start_of, chain.lengths, carry)
-        if prepared.branches:
-            before.append(passed.alpha.flatten(0, 1)[prepared.branches[number].place])
-    if prepared.branches:
-        assert guided is not None
-        for table_of_counts in counts:
-            table_of_counts *= (1 - guided.share) / guided.share
-        for branches, alpha, evidence in zip(prepared.branches, before, guided.of_branches, strict=True):
-            guided.add_expected_counts(evidence, counts, table, branches.chain, alpha, workspace)
     counts = inference.finish_counts(counts, table)
     return Expectation(counts, prepared.pairs, total, prepared.tokens, carry, tiles)
 

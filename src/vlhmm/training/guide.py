@@ -1,4 +1,4 @@
-r"""A teacher's evidence about the hidden states of the training text, and words of its own, for the E-step.
+r"""A teacher's evidence about the hidden states of the training text, for the E-step.
 
 A neural language model has read the same text; its hidden vector h_t after x_t tells what is to come. The tokens of a
 block are clustered by their vectors (k-means) into as many clusters as the block has states, and cluster k becomes
@@ -9,9 +9,7 @@ evidence for state k:
 With weight w the E-step takes posteriors under p(x, z) prod_t e_t(z_t)^w, as if states emitted vectors too. The weight
 goes to zero before training ends: what is trained is an HMM like any other, and the teacher is not needed to use it.
 
-The teacher can also speak: words that it draws after every token are counted beside those of the text, as branches of
-one word each, with the evidence of the vector after them. Or it writes a text of its own, of which every E-step reads
-a part beside the whole of the training text.
+The teacher can also write a text of its own. Every E-step then reads a part of it beside the whole training text.
 """
 
 from collections.abc import Callable
@@ -38,11 +36,6 @@ class Teacher(Protocol):
     def vectors_after(self, tokens: Int[Tensor, "row time"]) -> Float[Tensor, "row time width"]:
         """A vector after each token of rows that begin a text: what the next word is predicted from."""
 
-    def draws_after(
-        self, tokens: Int[Tensor, "row time"], num_draws: int, generator: torch.Generator
-    ) -> tuple[Int[Tensor, "row time draw"], Float[Tensor, "row time draw width"]]:
-        """Words drawn to follow each token, and the vectors after them."""
-
     def sample(self, num_tokens: int, generator: torch.Generator, *, progress: Callable[[int, int], None]) -> Text:
         """About so many tokens of text that it writes; `progress` hears how much of how much is done."""
 
@@ -53,8 +46,6 @@ class Guided(NamedTuple):
     evidence: list[Evidence]  # for each of its chains, padding included
     kept: Kept
     weight: float
-    of_branches: list[Evidence]  # for what the teacher said after the chains' tokens, if it did
-    share: float = 0.5  # of what it said in all counts
 
     def add_expected_counts(
         self,
@@ -126,14 +117,6 @@ def clustered(
     return Clusters(found, max(1e-30, torch.cat(nearest).mean().item()))
 
 
-class Said(NamedTuple):
-    """A word that a teacher said after each token of a batch but the last of a row."""
-
-    place: Int[Tensor, " token"]  # of the token before, in the flattened batch
-    words: Int[Tensor, " token"]
-    evidence: Evidence  # after the words
-
-
 def vectors_of(teacher: Teacher, batches: list[Batch]) -> list[Float[Tensor, "token width"]]:
     """The teacher's vectors after every token of each batch; where a batch continues the one before, so does its reading."""
     texts: list[list[Batch]] = []
@@ -180,33 +163,6 @@ def groups_of(batch: Batch, group_of_word: Int[Tensor, " word"]) -> Int[Tensor, 
     tokens, lengths = batch.tokens.cpu(), batch.lengths.cpu()
     live = torch.arange(tokens.shape[1]) < lengths[:, None]
     return torch.where(live, group_of_word.cpu()[tokens], -1).flatten()
-
-
-@torch.no_grad()
-def what_is_said(
-    teacher: Teacher,
-    tokens: Int[Tensor, "row time"],
-    lengths: Int[Tensor, " row"],
-    clusters: Clusters,
-    group_of_word: Int[Tensor, " word"],
-    num_slots: int,
-    num_draws: int,
-    generator: torch.Generator,
-) -> list[Said]:
-    """`num_draws` times a word of the teacher's after every token of the rows but their last."""
-    device, group_of_word = group_of_word.device, group_of_word.cpu()
-    words, vectors = teacher.draws_after(tokens.cpu(), num_draws, generator)
-    places = (torch.arange(tokens.shape[1]) < lengths.cpu()[:, None] - 1).flatten().nonzero()[:, 0]
-    group, found = group_of_word[tokens.cpu().flatten()[places]], []
-    for draw in range(num_draws):
-        drawn = words[..., draw].flatten()[places]
-        to_group = group_of_word[drawn]
-        # words that enter through the same tile stand together, so that it stays in the cache
-        order = (group * len(clusters.centres) + to_group).argsort(stable=True)
-        after = vectors[..., draw, :].flatten(0, 1)[places[order]]
-        evidence = clusters.evidence(after, to_group[order], num_slots)
-        found.append(Said(*(x.to(device) for x in (places[order], drawn[order], evidence))))
-    return found
 
 
 def k_means(

@@ -69,7 +69,7 @@ def _shuffled_streams(text: Text, config: TrainingConfig, eos: int, epoch: int) 
 
 def grouped(batches: list[Batch], config: TrainingConfig) -> list[list[Batch]]:
     """Consecutive batches that make one step. How many steps depends on the text alone, not on the batches' order."""
-    many = config.accumulate
+    many = 1
     if config.method == "em":
         tokens = sum(int(batch.lengths.sum()) for batch in batches)
         steps = 1 if config.em_tokens is None else math.ceil(tokens / config.em_tokens)

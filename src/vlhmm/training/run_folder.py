@@ -27,6 +27,7 @@ from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError
 from vlhmm.training.calibration import Factors
 from vlhmm.training.config import FORMAT_VERSION, RunConfig
+from vlhmm.training.migration import migrated
 
 
 class RunFolder:
@@ -65,6 +66,9 @@ class RunFolder:
                 "train again, or use the vlhmm that wrote it"
             )
         corpus = content.pop("corpus", {})
+        content, removed = migrated(content)
+        if removed:
+            corpus["removed_settings"] = removed
         try:
             return from_dict(RunConfig, content), corpus
         except Exception as error:

@@ -37,7 +37,7 @@ from vlhmm.training.calibration import last_layers, scaled, search
 from vlhmm.training.closed_form import maximize
 from vlhmm.training.config import RunConfig, TrainingConfig
 from vlhmm.training.e_step import Buffers, Prepared, expectation, expected_log_likelihood, prepare
-from vlhmm.training.guide import Clusters, Evidence, Guided, Said, Teacher, evidence_about, make_evidence, what_is_said
+from vlhmm.training.guide import Clusters, Evidence, Guided, Teacher, evidence_about, make_evidence
 from vlhmm.training.make_blocks import make_blocks
 from vlhmm.training.plan import generator_for, make_plan
 from vlhmm.training.run_folder import RunFolder, load_into
@@ -134,7 +134,6 @@ class Trainer:
         self.teacher = teacher
         self.clusters: Clusters | None = None
         self.evidence: dict[int, Evidence] = {}  # by the identity of a batch, which the plan keeps
-        self.said: list[list[Said]] = []  # for each of its draws, what it says after the batches' tokens
         self.device = torch.device(device)
         unknown = UnknownWords(corpus.train, corpus.vocabulary, self.settings)
         counts = unknown.expected_counts() if unknown.any else None
@@ -195,74 +194,45 @@ class Trainer:
         return kept
 
     def prepared(self, batches: list[Batch], carry_group: Tensor | None) -> Prepared:
-        said = self.said_now()
-        key = id(said) if said else id(batches)
+        key = id(batches)
         if key not in self._prepared:
-            if len(self._prepared) >= max(1, len(self.said)):
-                self._prepared = {}
-            branches = [(each.place, each.words) for each in said]
-            prepared = prepare(batches, self.group_of_word, self.blocks.num_groups, carry_group, branches)
-            self._prepared[key] = prepared
+            self._prepared = {key: prepare(batches, self.group_of_word, self.blocks.num_groups, carry_group)}
         return self._prepared[key]  # EM on the whole text: the same batches every time
-
-    def said_now(self) -> list[Said]:
-        """What the teacher says in this step, batch by batch: its draws take turns."""
-        return self.said[self.step % len(self.said)] if self.said else []
 
     def teach(self, batches: list[Batch]) -> None:
         """Has the teacher read the text, and say what it would have said after every token."""
         assert self.teacher is not None
         generator = generator_for(self.settings.seed, "guide", 0)
-        num_slots, num_draws = self.blocks.states_per_group, self.settings.guide_draws
+        num_slots = self.blocks.states_per_group
         self.refuse_large_evidence()
         self.note("the teacher reads the training text and its vectors are clustered: a minute or so a million tokens")
         evidence, self.clusters = make_evidence(
             self.teacher, batches, self.group_of_word, self.hmm.num_alive, num_slots, generator
         )
         self.evidence = {id(batch): each for batch, each in zip(batches, evidence, strict=True)}
-        if not num_draws:
-            return
-        self.note(f"the teacher draws {num_draws} words after every token: some minutes a million tokens")
-        by_batch, progress = [], now_and_then(self.note, "the teacher has drawn")
-        for number, batch in enumerate(batches):
-            progress(number, len(batches))
-            by_batch.append(
-                what_is_said(
-                    self.teacher,
-                    batch.tokens,
-                    batch.lengths,
-                    self.clusters,
-                    self.group_of_word,
-                    num_slots,
-                    num_draws,
-                    generator,
-                )
-            )
-        self.said = [list(draw) for draw in zip(*by_batch, strict=True)]
 
     def refuse_large_evidence(self) -> None:
         """An error if what is kept of the teacher, two bytes a token and state of its block, is beyond the budget."""
         extra, settings = self.corpus.extra, self.settings
         of_extra = settings.guide_text or (extra.num_tokens if extra is not None else 0)
-        tokens = self.corpus.train.num_tokens * (1 + settings.guide_draws) + of_extra
+        tokens = self.corpus.train.num_tokens + of_extra
         needed = 2 * tokens * self.blocks.states_per_group
         if self.memory is not None and needed > self.memory:
             raise ConfigError(
                 f"a guide's evidence about {tokens:,} tokens needs {needed / 1e9:.1f} GB, the memory budget is "
-                f"{self.memory / 1e9:.1f} GB; raise --memory, or take fewer draws, less text or fewer states per block"
+                f"{self.memory / 1e9:.1f} GB; raise --memory, or take less text or fewer states per block"
             )
 
     def guided(self, batches: list[Batch], kept: Kept) -> Guided | None:
         """What the teacher gives to this step; None without a teacher, and when its time is over."""
         weight = guide_weight_at(self.settings, self.step, self.total_steps)
-        if not weight and not self.settings.guide_draws:
+        if not weight:
             self.evidence = {}  # large tables
             return None
         if self.clusters is None:
             self.teach(self.plan(0)[0])  # the first step's, wherever this sitting began
         self.read_more(batches)
-        evidence, of_branches = [self.evidence[id(batch)] for batch in batches], [s.evidence for s in self.said_now()]
-        return Guided(evidence, kept, weight, of_branches, self.settings.guide_share)
+        return Guided([self.evidence[id(batch)] for batch in batches], kept, weight)
 
     def read_more(self, batches: list[Batch]) -> None:
         """Has the teacher read those batches that are new to it: another part of an extra text."""
@@ -462,11 +432,10 @@ class Trainer:
 
 
 def decay_groups(hmm: HMM, settings: TrainingConfig) -> list[dict[str, Any]]:
-    """The parameters by how fast they decay: matrices, the states' own embeddings, and the rest not at all."""
-    own = settings.weight_decay if settings.state_decay is None else settings.state_decay
+    """The parameters by how fast they decay: matrices, and the rest not at all."""
     groups: dict[float, list[Tensor]] = {}
-    for name, parameter in hmm.named_parameters():
-        decay = own if name == "embedding.state" else settings.weight_decay if parameter.ndim > 1 else 0.0
+    for parameter in hmm.parameters():
+        decay = settings.weight_decay if parameter.ndim > 1 else 0.0
         groups.setdefault(decay, []).append(parameter)
     return [{"params": parameters, "weight_decay": decay} for decay, parameters in groups.items()]
 
@@ -663,9 +632,8 @@ def refuse_guide(corpus: Corpus, config: RunConfig, teacher: Teacher | None) -> 
         raise ConfigError("a teacher without training.guide_weight has no say; set it above 0")
     if weight and config.model.constraint == "uniform":
         raise ConfigError("a guide cannot be used with model.constraint=uniform")
-    for name in ("guide_draws", "guide_text"):
-        if getattr(config.training, name) and corpus.extra is not None:
-            raise ConfigError(f"training.{name} cannot be used with an extra text: leave one of them out")
+    if config.training.guide_text and corpus.extra is not None:
+        raise ConfigError("training.guide_text cannot be used with an extra text: leave one of them out")
 
 
 def open_run(
@@ -680,6 +648,12 @@ def open_run(
     """The run's blocks: made and written for a new folder, read back from one that exists, which must be the same run."""
     if folder.exists():
         stored, about = folder.config()
+        if removed := about.get("removed_settings"):
+            name, value = next(iter(removed.items()))
+            raise ConfigError(
+                f"{folder.path} was started with {name}={value}, a setting that no longer exists: the model can be used, "
+                "training cannot be resumed; choose another --out"
+            )
         refuse_other_run(folder, stored, config)
         if folder.vocabulary().words != corpus.vocabulary.words:
             raise ConfigError(f"{folder.path} was started with another vocabulary; choose another --out")
