@@ -12,6 +12,7 @@ from torch.testing import assert_close
 import vlhmm
 from models import KINDS, small_hmm
 from test_training import GRADIENT, tiny, toy  # noqa: F401
+from vlhmm.data.manifest import remove_listed
 from vlhmm.data.text import encode, lines, shards
 from vlhmm.distributions import Tables
 from vlhmm.errors import CheckpointError, ConfigError
@@ -108,7 +109,7 @@ def test_a_calibrated_run_is_better_on_valid_and_loads_so(toy, tmp_path, monkeyp
     monkeypatch.setattr(trainer_module, "search", lambda *_: pytest.fail("calibrated twice"))
     again = train(toy, tiny(*changes, "training.calibrate=true"), tmp_path / "run")
     assert again.best_valid == calibrated.best_valid  # not calibrated twice
-    (tmp_path / "run" / "calibration.json").unlink()
+    remove_listed(tmp_path / "run", "calibration.json")
     raw = evaluate(vlhmm.load(tmp_path / "run"), toy.valid, "reset").perplexity
     assert raw == pytest.approx(plain.best_valid, rel=1e-5)  # the weights are as they were trained
 
@@ -116,7 +117,7 @@ def test_a_calibrated_run_is_better_on_valid_and_loads_so(toy, tmp_path, monkeyp
 def test_a_damaged_calibration_gets_one_clear_line(toy, tmp_path):  # noqa: F811
     train(toy, tiny("training.calibrate=true", "training.epochs=2"), tmp_path / "run")
     (tmp_path / "run" / "calibration.json").write_text(json.dumps({"emision": 1}))
-    with pytest.raises(CheckpointError, match="calibration.json is damaged.*remove it"):
+    with pytest.raises(CheckpointError, match="calibration.json is damaged"):
         vlhmm.load(tmp_path / "run")
 
 

@@ -229,6 +229,7 @@ def test_run_folder_round_trip_is_exact(tmp_path):
 def test_damaged_run_folders_are_refused_in_one_line(tmp_path):
     model, vocabulary, _ = make(zipf_sentences(6, 50), 3)
     save(model, tmp_path)
+    (tmp_path / "manifest.json").unlink()  # which would name the file first
     (tmp_path / "vocabulary.txt").write_text("<eos>\n<unk>\n")
     with pytest.raises(CheckpointError, match="do not belong together"):
         load_baseline(tmp_path)

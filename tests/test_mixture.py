@@ -356,6 +356,7 @@ def test_a_folder_that_was_altered_is_refused(runs, tmp_path):
     ):
         config = fresh()
         config["components"][0] |= change
+        (copy / "manifest.json").unlink()  # which would refuse any change of config.json
         (copy / "config.json").write_text(json.dumps(config))
         with pytest.raises(CheckpointError, match=what):
             vlhmm.load_any(copy)

@@ -18,6 +18,7 @@ from vlhmm.baselines.training import BaselineConfig, build_model, default_config
 from vlhmm.cli import baseline as cli
 from vlhmm.data.atomic_io import claimed
 from vlhmm.data.corpora import Corpus
+from vlhmm.data.manifest import accept_files
 from vlhmm.data.text import encode
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, QueryError, TrainingError
@@ -234,7 +235,7 @@ def test_training_learns_and_keeps_the_best(tmp_path, kind, context):
     assert_same_weights(loaded, result.model)
     assert loaded.vocabulary == VOCABULARY
     assert {p.name for p in tmp_path.iterdir()} == {
-        "config.json", "vocabulary.txt", "model.safetensors", "journal.jsonl", "checkpoint"
+        "config.json", "vocabulary.txt", "model.safetensors", "journal.jsonl", "checkpoint", "manifest.json"
     }  # fmt: skip
 
 
@@ -322,6 +323,7 @@ def test_a_folder_serves_one_run(tmp_path):
     about = json.loads((tmp_path / "config.json").read_text())
     del about["settings"]["optimizer"]  # a run of a version that had no such setting is the default's
     (tmp_path / "config.json").write_text(json.dumps(about))
+    accept_files(tmp_path)
     assert train_baseline("ff", corpus(), tmp_path, config).finished
     with pytest.raises(ConfigError, match="kind ff, got lstm"):
         train_baseline("lstm", corpus(), tmp_path, config)
@@ -333,6 +335,7 @@ def test_a_folder_serves_one_run(tmp_path):
     with pytest.raises(ConfigError, match="another vocabulary"):
         train_baseline("ff", other, tmp_path, config)
     (tmp_path / "config.json").write_text('{"format_version": 1, "model": {}}')
+    accept_files(tmp_path)
     with pytest.raises(CheckpointError, match="kind None, expected a baseline's"):
         train_baseline("ff", corpus(), tmp_path, config)
 
@@ -347,6 +350,7 @@ def test_damaged_folders_are_refused(tmp_path):
             train_baseline("ff", corpus(), tmp_path, config)
         (tmp_path / file).write_bytes(whole)
     Vocabulary(("<eos>", "<unk>")).write(tmp_path / "vocabulary.txt")
+    (tmp_path / "manifest.json").unlink()  # which would name the file first
     with pytest.raises(CheckpointError, match="does not fit config.json and vocabulary.txt"):
         load_baseline(tmp_path)
     (tmp_path / "model.safetensors").unlink()

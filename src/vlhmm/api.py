@@ -16,16 +16,15 @@ import torch
 
 from vlhmm.config import override
 from vlhmm.data.corpora import Corpus, load_texts
+from vlhmm.data.manifest import check_manifest
 from vlhmm.data.text import encode, learn
 from vlhmm.distributions import Tables
 from vlhmm.errors import CheckpointError, ConfigError, DataError
 from vlhmm.evaluation.mixture import is_mixture, read_mixture
-from vlhmm.hmm import HMM
 from vlhmm.language_model import DEFAULT_MEMORY, HMMLanguageModel
 from vlhmm.mixture import MixtureLanguageModel
-from vlhmm.training.calibration import scaled
 from vlhmm.training.presets import preset as preset_named
-from vlhmm.training.run_folder import RunFolder, load_into
+from vlhmm.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from vlhmm.evaluation.protocol import LanguageModel
@@ -71,6 +70,7 @@ def load_any(
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; expected the folder of a run, made by vlhmm train --out {path}")
     if is_mixture(path):
+        check_manifest(path)
         stored = read_mixture(path)
         components = [load_any(part.folder, memory, dtype, device) for part in stored.components]
         hmm_folders = [part.folder for part in stored.components if not is_baseline(part.folder)]
@@ -79,13 +79,7 @@ def load_any(
         from vlhmm.baselines import load_baseline
 
         return load_baseline(path)
-    folder = RunFolder(path)
-    config, _ = folder.config()
-    vocabulary = folder.vocabulary()
-    blocks = folder.blocks(vocabulary)
-    hmm = HMM(config.model, blocks)
-    factors, weights = folder.calibration(), folder.load_model()
-    load_into(hmm, scaled(weights, config.model, factors) if factors else weights, folder.model_path)
+    hmm, vocabulary, blocks, config = RunFolder(path).load()
     with torch.no_grad():
         potentials = hmm.to(device, dtype).potentials()
     model = HMMLanguageModel(
@@ -99,7 +93,7 @@ def is_baseline(path: Path) -> bool:
     """Whether a run's folder holds a model of another kind than the HMM."""
     try:
         content = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False  # the HMM's own reader says what is wrong
     return isinstance(content, dict) and "kind" in content
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from vlhmm import inference
 from vlhmm.components.chain_inputs import Carry, Pairs, last_carry, pair_codes
 from vlhmm.constraints.constraint import Constraint
+from vlhmm.data.manifest import MANIFEST, MODEL_FILES, accept_files, check_manifest
 from vlhmm.data.tokenizer import TokenVocabulary, encode_file
 from vlhmm.data.user_text import DEFAULT_MEMORY as QUERY_MEMORY
 from vlhmm.data.vocabulary import Vocabulary
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 DEFAULT_MEMORY = 6 << 30  # bytes of transition tiles kept while scoring
 Words = str | Sequence[str]  # a text, split at blanks, or its words
 Seed = int | np.random.Generator | torch.Generator
-# What makes a model, of all that lies in a run's folder
-MODEL_FILES = ("config.json", "vocabulary.txt", "blocks.tsv", "model.safetensors", "calibration.json", "tokenizer.json")
 
 
 class TileCache:
@@ -178,12 +177,16 @@ class HMMLanguageModel:
         target = Path(path)
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise ConfigError(f"{target} exists and is not an empty folder; choose another path")
-        names = [name for name in (*MODEL_FILES, "manifest.json") if (self.folder / name).exists()]
+        names = [name for name in (*MODEL_FILES, MANIFEST) if (self.folder / name).exists()]
         if "model.safetensors" not in names:
             raise CheckpointError(f"{self.folder} has no model.safetensors any more; load the model again")
         target.mkdir(parents=True, exist_ok=True)
         for name in names:
             shutil.copyfile(self.folder / name, target / name)
+        if MANIFEST in names:
+            check_manifest(target)  # the files may have changed since they were loaded
+        else:
+            accept_files(target)
         return target
 
     # ---- the LanguageModel protocol

@@ -5,6 +5,7 @@
     vocabulary.txt      one word a line, line number = id
     journal.jsonl       an object an event             (ff and lstm)
     checkpoint/         what it takes to go on         (ff and lstm; see vlhmm.baselines.training)
+    manifest.json       checksums of the others, but for the journal
 
 Nothing is pickled.
 """
@@ -17,7 +18,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from vlhmm.data.atomic_io import write_atomically
+from vlhmm.data.manifest import check_manifest, write_listed
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, DataError
 
@@ -37,8 +38,8 @@ def write_run(folder: str | Path, run: Run) -> None:
     """Nothing; afterwards `folder` holds config.json and vocabulary.txt."""
     folder = Path(folder)
     config = {"format_version": FORMAT_VERSION, "kind": run.kind, "settings": run.settings}
-    run.vocabulary.write(folder / "vocabulary.txt")
-    write_atomically(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+    write_listed(folder, "vocabulary.txt", "".join(f"{word}\n" for word in run.vocabulary.words).encode())
+    write_listed(folder, "config.json", (json.dumps(config, indent=2) + "\n").encode())
 
 
 def read_run(folder: str | Path) -> Run:
@@ -47,11 +48,12 @@ def read_run(folder: str | Path) -> Run:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_bytes())
+        check_manifest(folder)
     except FileNotFoundError:
         raise CheckpointError(f"{folder} is no run folder: it has no config.json") from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError:  # bad JSON or bad UTF-8
+    except (ValueError, RecursionError):  # bad JSON or bad UTF-8
         raise CheckpointError(f"{path} is not JSON; it was altered or is not a run's") from None
     version = config.get("format_version") if isinstance(config, dict) else None
     if version != FORMAT_VERSION:
@@ -69,7 +71,9 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], about: dict[str,
     """Nothing; afterwards `path` holds the tensors, and `about` as JSON in the file's header."""
     metadata = None if about is None else {"about": json.dumps(about)}
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, safetensors.torch.save(contiguous, metadata))
+    path = Path(path)
+    folder = path.parent.parent if path.parent.name == "checkpoint" else path.parent
+    write_listed(folder, path.relative_to(folder).as_posix(), safetensors.torch.save(contiguous, metadata))
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -28,6 +28,7 @@ from vlhmm.config import from_dict, to_dict, to_json
 from vlhmm.data.atomic_io import owned_folder
 from vlhmm.data.batches import Batch, sentence_batches, stream_batches
 from vlhmm.data.corpora import Corpus, digest
+from vlhmm.data.manifest import CHECKPOINT_FILES, check_manifest
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, TrainingError
 from vlhmm.evaluation.perplexity import evaluate, perplexity
@@ -376,6 +377,7 @@ class _Trainer:
 
     def _restore(self, folder: Path) -> None:
         path = folder / "checkpoint" / "state.safetensors"
+        check_manifest(folder, CHECKPOINT_FILES)
         tensors, about = read_tensors(path)
         if about.pop("corpus", None) != self.digest:
             raise CheckpointError(

@@ -28,6 +28,7 @@ VERBS = {  # in the order of --help; a verb's module is imported when it is need
     "surprisal": "the words of a text least expected given both sides",
     "information": "entropy rate, probability of phrases, divergence of two models",
     "verify": "prove exactness on your own model",
+    "manifest": "check or renew the checksums of a run folder",
     "export": "the model's matrices for other programs",
     "distill": "train an HMM on samples of a language model",
     "mix": "interpolate trained models, weights by EM on a validation text",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from vlhmm.cli.options import Answers, load_model, note_to, query_parser
 
 EPILOG = """\
-Each check compares two ways to one number that share as little as possible, on texts drawn from the model
-itself: next words sum to one, the chain rule gives the score, posteriors and best paths equal those from
+The files of the run are checked against manifest.json first. Each check then compares two ways to one number that
+share as little as possible, on texts drawn from the model itself: next words sum to one, the chain rule gives the score, posteriors and best paths equal those from
 writing out every path of a short string, the posterior of a reduced vocabulary equals rescoring, messages
 from the right equal those from the left, float32 equals float64. The largest deviation of each is printed;
 one out of bounds makes the exit code 1.
@@ -43,15 +44,20 @@ def run(args: argparse.Namespace) -> int:
 
     if args.texts < 1:
         raise ConfigError(f"--texts {args.texts}: expected at least 1")
-    model = load_model(args)
-    note = note_to(args.quiet)
+    from vlhmm.data.manifest import read_manifest
+
+    folder, note = Path(args.run_folder), note_to(args.quiet)
+    model = load_model(args)  # which checks them, and refuses a damaged one
+    listed = read_manifest(folder)
+    files = {"manifest": listed is not None, "files": sorted(listed or {})}
+    said = f"ok    {len(listed):,} files match manifest.json" if listed else "none  no manifest.json: files not checked"
     checks = verify(model, args.texts, args.seed, lambda name: note(f"checking: {name}"))
     passed = all(check.passed for check in checks)
-    record = {"passed": passed, "checks": [{**check._asdict(), "passed": check.passed} for check in checks]}
+    record = {"passed": passed, **files, "checks": [{**check._asdict(), "passed": check.passed} for check in checks]}
     lines = [
         f"{'ok  ' if check.passed else 'FAIL'}  {check.name:<52}  largest deviation {check.deviation:.2e}  "
         f"bound {check.bound:.0e}  {check.cases:,} numbers"
         for check in checks
     ]
-    Answers(args.format, single=True)(record, [*lines, "all exact" if passed else "OUT OF BOUNDS"])
+    Answers(args.format, single=True)(record, [said, *lines, "all exact" if passed else "OUT OF BOUNDS"])
     return 0 if passed else 1

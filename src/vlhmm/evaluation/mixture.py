@@ -12,6 +12,7 @@ A mixture's folder is self-contained: `components/` holds a copy of every compon
 
     config.json                  format_version, kind "mixture", context, components (name, weight, source, sha256 of its files)
     vocabulary.txt               the vocabulary that all components share
+    manifest.json                checksums of config.json and vocabulary.txt
     components/NAME/             a run of vlhmm train or vlhmm baseline, without journal and checkpoint
 """
 
@@ -28,7 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlhmm.data.atomic_io import replace_atomically, write_atomically
+from vlhmm.data.atomic_io import replace_atomically
+from vlhmm.data.manifest import write_listed
 from vlhmm.data.text import Text
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, DataError
@@ -38,6 +40,7 @@ from vlhmm.evaluation.protocol import LanguageModel
 KIND = "mixture"
 FORMAT_VERSION = 1
 _NAME = re.compile(r"[0-9a-f]{16}")  # of a component's folder: never a path
+_WRITTEN_FIRST = ("components", "vocabulary.txt", "manifest.json")  # what a kill may leave without config.json
 _NOT_COPIED = ("journal.jsonl", "teacher.txt.gz", "usage.safetensors")  # nothing that loading reads
 
 
@@ -249,9 +252,9 @@ def write_mixture(
         for path in files:
             _copy(path, folder / "components" / name / path.name, digests[path.name])
         entries.append({"name": name, "weight": float(weight), "source": source, "sha256": digests})
-    _copy(Path(runs[0]) / "vocabulary.txt", folder / "vocabulary.txt", None)
+    write_listed(folder, "vocabulary.txt", (Path(runs[0]) / "vocabulary.txt").read_bytes())
     config = {"format_version": FORMAT_VERSION, "kind": KIND, "context": rule, "components": entries, **(about or {})}
-    write_atomically(folder / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+    write_listed(folder, "config.json", (json.dumps(config, indent=2) + "\n").encode())
     used = {entry["name"] for entry in entries}
     for old in (folder / "components").iterdir():
         if _NAME.fullmatch(old.name) and old.name not in used and not old.is_symlink():
@@ -263,7 +266,8 @@ def check_target(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file, expected a folder for the mixture; choose another --out")
     if not (folder / "config.json").exists():
-        if folder.exists() and any(each.name != "components" for each in folder.iterdir()):
+        found = {each.name for each in folder.iterdir()} if folder.exists() else set()
+        if found and ("components" not in found or found - set(_WRITTEN_FIRST)):
             raise ConfigError(f"{folder} holds other files and no mixture; choose another --out")
         return
     try:
@@ -324,7 +328,7 @@ def is_mixture(folder: str | Path) -> bool:
     """Whether a folder says that it holds a mixture."""
     try:
         return bool(json.loads((Path(folder) / "config.json").read_bytes())["kind"] == KIND)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
 

@@ -22,12 +22,12 @@ import vlhmm.api
 from vlhmm.baselines.kneser_ney import estimate
 from vlhmm.data.atomic_io import write_atomically
 from vlhmm.data.corpora import Corpus
+from vlhmm.data.manifest import MODEL_FILES
 from vlhmm.data.text import Text
 from vlhmm.data.tokenizer import TokenLine, TokenVocabulary, encode_tokens, read_token_lines
 from vlhmm.errors import ConfigError, DataError
 from vlhmm.evaluation.mixture import component_log_probs, fit_weights, mixture_log_probs
 from vlhmm.evaluation.protocol import LanguageModel
-from vlhmm.language_model import MODEL_FILES
 from vlhmm.training import trainer
 from vlhmm.training.config import RunConfig
 

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from vlhmm.components.config import ModelConfig
+from vlhmm.errors import ConfigError
 
 STEPS = (0.1, 0.05, 0.025)  # of the search, one after another
 LEAST, MOST = 0.25, 4.0  # a model that wants less or more than that is not fitted, and no factor mends it
@@ -26,6 +27,11 @@ class Factors:
     emission: float = 1.0
     transition: float = 1.0
     within: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("emission", "transition", "within"):
+            if not LEAST <= getattr(self, name) <= MOST:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected a factor from {LEAST} to {MOST}")
 
 
 def last_layers(config: ModelConfig) -> dict[str, tuple[str, ...]]:

@@ -3,31 +3,94 @@ teacher.txt.gz, what a teacher wrote for it; tokenizer.json, where the model is 
 language model wrote.
 
 Every file is written to a temporary name, synced and renamed: a kill at any moment leaves the old
-one or the new one. Nothing is pickled; loading runs no code from the files.
+one or the new one. manifest.json has a checksum of every file that makes the model (`vlhmm.data.manifest`), the
+checkpoint has its own. Nothing is pickled; loading runs no code from the files.
 """
 
 import hashlib
 import json
+import logging
+import math
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.config import from_dict, to_dict, to_json
 from vlhmm.data.atomic_io import replace_atomically, write_atomically
+from vlhmm.data.manifest import (
+    accept_files,
+    check_manifest,
+    confined,
+    content_of,
+    remove_listed,
+    replace_listed,
+    write_listed,
+)
 from vlhmm.data.tokenizer import TokenVocabulary
 from vlhmm.data.vocabulary import Vocabulary
-from vlhmm.errors import CheckpointError
-from vlhmm.training.calibration import Factors
+from vlhmm.errors import CheckpointError, ConfigError, VlhmmError
+from vlhmm.hmm import HMM
+from vlhmm.training.calibration import Factors, scaled
 from vlhmm.training.config import FORMAT_VERSION, RunConfig
 from vlhmm.training.migration import migrated
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointState:
+    """What checkpoint/state.json holds: where a run stands, apart from tensors."""
+
+    step: int
+    updates: int
+    seconds: float
+    plateau: dict  # type: ignore[type-arg]  # as `schedules.Plateau`, an infinite best as none
+    valid: float | None
+    log_likelihood: float
+    tokens: int
+    journal_bytes: int
+    tensors_file: str
+
+    def __post_init__(self) -> None:
+        for name in ("step", "updates", "tokens", "journal_bytes"):
+            if not 0 <= getattr(self, name) < 1 << 62:
+                raise ConfigError(f"{name} is {_short(getattr(self, name))}, expected a whole number from 0")
+        if not 0 <= self.seconds < math.inf:
+            raise ConfigError(f"seconds is {self.seconds}, expected 0 or more")
+        for name in ("log_likelihood", "valid"):
+            value = getattr(self, name)
+            if value is not None and math.isnan(value):
+                raise ConfigError(f"{name} is no number")
+        if self.valid is not None and self.valid < 1:
+            raise ConfigError(f"valid is {self.valid}, expected a perplexity: 1 or more")
+        if self.plateau.keys() != {"best", "checks_since_best", "divisions"}:
+            raise ConfigError("plateau has other fields than best, checks_since_best and divisions")
+        best = self.plateau["best"]
+        if best is not None and not (type(best) in (int, float) and 0 < best < math.inf):
+            raise ConfigError(f"plateau.best is {_short(best)}, expected a perplexity")
+        for name in ("checks_since_best", "divisions"):
+            count = self.plateau[name]
+            if type(count) is not int or not 0 <= count < 1 << 31:
+                raise ConfigError(f"plateau.{name} is {_short(count)}, expected a whole number from 0")
+        if self.tensors_file != f"step-{self.step:08d}.safetensors":
+            raise ConfigError(f"tensors is {_short(self.tensors_file)}, expected step-{self.step:08d}.safetensors")
+
+
+class LoadedRun(NamedTuple):
+    """What a run's files hold."""
+
+    hmm: HMM
+    vocabulary: Vocabulary
+    blocks: Blocks
+    config: RunConfig
 
 
 class RunFolder:
@@ -50,11 +113,25 @@ class RunFolder:
         """Writes what never changes; config.json last, so that a folder with one is whole."""
         self.path.mkdir(parents=True, exist_ok=True)
         vocabulary.write(self.vocabulary_path)
+        written = ["vocabulary.txt", "blocks.tsv"]  # by this call of train
         if isinstance(vocabulary, TokenVocabulary):
             write_atomically(self.tokenizer_path, vocabulary.content)
+            written.append("tokenizer.json")
             corpus = {**corpus, "tokenizer": {"sha256": vocabulary.sha256, "end": vocabulary.end}}
+        accept_files(self.path, tuple(written))
         content = {**to_dict(config), "corpus": corpus}
-        write_atomically(self.config_path, (json.dumps(content, indent=2) + "\n").encode())
+        write_listed(self.path, "config.json", (json.dumps(content, indent=2) + "\n").encode())
+
+    def check(self) -> bool:
+        """Check every file that makes the model against the manifest; False, with a warning, if there is none."""
+        return check_manifest(self.path)
+
+    def check_to_continue(self) -> None:
+        """The same for a run that goes on. One without a checkpoint starts over, so its model may be anything."""
+        written = self.checkpoint_path.exists() and (self.checkpoint_path / "state.json").exists()
+        again = () if written else ("model.safetensors", "calibration.json")
+        if not check_manifest(self.path, except_for=again):
+            accept_files(self.path)  # a run of an older version: from now on it has one
 
     def config(self) -> tuple[RunConfig, dict[str, Any]]:
         """(settings, what the corpus was)."""
@@ -70,19 +147,21 @@ class RunFolder:
         if removed:
             corpus["removed_settings"] = removed
         try:
+            if not isinstance(corpus, dict):
+                raise ConfigError(f"corpus is {_short(corpus)}, expected an object")
             return from_dict(RunConfig, content), corpus
-        except Exception as error:
+        except (VlhmmError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(f"{self.config_path} does not describe a vlhmm run: {error}") from None
 
     def _json(self, path: Path) -> dict[str, Any]:
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(confined(self.path, str(path.relative_to(self.path))).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise CheckpointError(
                 f"{self.path} is no finished or started run: it has no {path.name}; make one with vlhmm train --out {self.path}"
             ) from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path} is damaged ({error}); restore it or train again") from None
+        except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of thousands of digits
+            raise CheckpointError(f"{path} is damaged ({_short(error)}); restore it or train again") from None
         except OSError as error:
             raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
         if not isinstance(content, dict):
@@ -91,9 +170,12 @@ class RunFolder:
 
     def vocabulary(self) -> Vocabulary:
         """The words of the run, or the ids of its tokenizer, which must be the one it was trained with."""
-        about = self._json(self.config_path).get("corpus", {}).get("tokenizer")
-        if about is None:
-            return Vocabulary.read(self.vocabulary_path)
+        _, corpus = self.config()
+        if "tokenizer" not in corpus:
+            return Vocabulary.read(confined(self.path, "vocabulary.txt"))
+        about = corpus["tokenizer"]
+        if not isinstance(about, dict) or type(about.get("end")) is not int:
+            raise CheckpointError(f"{self.config_path} names no end token of its tokenizer; restore it or train again")
         try:
             content = self.tokenizer_path.read_bytes()
         except OSError:
@@ -113,7 +195,11 @@ class RunFolder:
 
     def save_model(self, weights: dict[str, Tensor]) -> None:
         self.forget_calibration()  # its factors are those of the model before
-        save_tensors(weights, self.model_path)
+        try:
+            with replace_listed(self.path, "model.safetensors") as temporary:
+                _save(weights, temporary)
+        except (OSError, SafetensorError) as error:
+            raise _cannot_write(self.model_path, error) from None
 
     def load_model(self) -> dict[str, Tensor]:
         if not self.model_path.exists():
@@ -122,11 +208,46 @@ class RunFolder:
             )
         return load_tensors(self.model_path)
 
+    def load(self) -> LoadedRun:
+        """Check and read every file that makes the model, each once, and build it.
+
+        Raises:
+            CheckpointError: A file is missing, damaged, outside the folder, or does not fit the others.
+        """
+        config, _ = self.config()
+        self.check()
+        vocabulary = self.vocabulary()
+        blocks = self.blocks(vocabulary)
+        factors, weights = self.calibration(), self.load_model()
+        self._check_size(config, blocks)
+        hmm = HMM(config.model, blocks)
+        load_into(hmm, scaled(weights, config.model, factors) if factors else weights, self.model_path)
+        return LoadedRun(hmm, vocabulary, blocks, config)
+
+    def _check_size(self, config: RunConfig, blocks: Blocks) -> None:
+        """Before a model is built: an error if config.json describes one that blocks.tsv or the weights cannot be of."""
+        model = config.model
+        if model.num_states != blocks.num_states:
+            raise CheckpointError(
+                f"{self.config_path} has {model.num_states:,} states, blocks.tsv beside it {blocks.num_states:,}; "
+                "the files are of different runs"
+            )
+        least = 0
+        if model.parameterization == "neural":
+            least = model.hidden_size * (1 if model.embedding == "factored" else model.num_states)
+            width = model.tile_width if model.transition != "softmax" else 0
+            least = max(least, model.hidden_size * max(model.hidden_size, width))
+        if 4 * least > self.model_path.stat().st_size:
+            raise CheckpointError(
+                f"{self.config_path} describes at least {least:,} parameters, more than model.safetensors holds; "
+                "the files are of different runs"
+            )
+
     def save_calibration(self, factors: Factors) -> None:
-        write_atomically(self.calibration_path, (json.dumps(asdict(factors)) + "\n").encode())
+        write_listed(self.path, "calibration.json", (json.dumps(asdict(factors)) + "\n").encode())
 
     def forget_calibration(self) -> None:
-        self.calibration_path.unlink(missing_ok=True)
+        remove_listed(self.path, "calibration.json")
 
     def calibration(self) -> Factors | None:
         """The factors on the model's logits; None if it was not calibrated."""
@@ -134,10 +255,13 @@ class RunFolder:
             return None
         content = self._json(self.calibration_path)
         try:
+            if missing := {"emission", "transition", "within"} - content.keys():
+                raise ConfigError(f"it has no {min(missing)}")
             return from_dict(Factors, content)
-        except Exception as error:
+        except (VlhmmError, OverflowError) as error:
             raise CheckpointError(
-                f"{self.calibration_path} is damaged ({error}); remove it to use the model as it was trained"
+                f"{self.calibration_path} is damaged ({error}); restore it, or use the model as it was trained: "
+                f"vlhmm manifest {self.path} --remove-calibration"
             ) from None
 
     # ---- checkpoint: everything needed to go on bit for bit
@@ -146,7 +270,10 @@ class RunFolder:
         self.checkpoint_path.mkdir(parents=True, exist_ok=True)
         name = f"step-{state['step']:08d}.safetensors"
         save_tensors(tensors, self.checkpoint_path / name)
-        state = {**state, "tensors": name}
+        content = content_of(self.checkpoint_path / name)
+        assert content is not None
+        state = {**state, "tensors": name, "tensors_blake2b": content.blake2b}
+        state["checksum"] = _checksum(state)
         write_atomically(self.checkpoint_path / "state.json", (json.dumps(state) + "\n").encode())
         for old in self.checkpoint_path.glob("*.safetensors*"):
             if old.name != name:
@@ -158,9 +285,35 @@ class RunFolder:
         if not path.exists():
             return None
         state = self._json(path)
-        if not {"step", "tensors"} <= state.keys():
-            raise CheckpointError(f"{path} is no vlhmm checkpoint; remove {self.checkpoint_path} to start afresh")
-        return state, load_tensors(self.checkpoint_path / state["tensors"])
+        remedy = f"restore it, or remove {self.checkpoint_path} to start over"
+        checksum, tensors_checksum = state.get("checksum"), state.get("tensors_blake2b")
+        rest = {name: value for name, value in state.items() if name != "checksum"}
+        if (checksum is not None or tensors_checksum is not None) and checksum != _checksum(rest):
+            raise CheckpointError(f"{path} is damaged: it does not match its own checksum; {remedy}")
+        values = {name: value for name, value in rest.items() if name not in ("tensors", "tensors_blake2b")}
+        try:
+            if "tensors" not in state:
+                raise ConfigError("it names no file of tensors")
+            from_dict(CheckpointState, {**values, "tensors_file": state["tensors"]})
+        except (VlhmmError, TypeError, OverflowError) as error:
+            raise CheckpointError(f"{path} is no vlhmm checkpoint ({error}); {remedy}") from None
+        tensors_path = confined(self.path, f"checkpoint/{state['tensors']}")
+        if checksum is None:
+            logger.warning(f"{path} has no checksum: it was written by an older vlhmm and cannot be checked for damage")
+        elif tensors_path.exists() and (found := content_of(tensors_path)) and found.blake2b != tensors_checksum:
+            raise CheckpointError(f"{tensors_path} is damaged: it does not match its checksum; {remedy}")
+        return state, load_tensors(tensors_path)
+
+    def check_best_model(self) -> None:
+        """An error if the best model of a checkpoint is gone or is no file of tensors: training would not write it again."""
+        try:
+            with safe_open(confined(self.path, "model.safetensors"), framework="pt"):
+                return
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{self.model_path} is missing or damaged ({_short(error)}), and the checkpoint has only the last weights, "
+                f"not the best; restore it, or remove {self.checkpoint_path} to train again from the start"
+            ) from None
 
     # ---- journal
 
@@ -178,17 +331,46 @@ class RunFolder:
 
     def events(self) -> Iterator[dict[str, Any]]:
         if self.journal_path.exists():
-            for line in self.journal_path.read_text(encoding="utf-8").splitlines():
-                yield json.loads(line)
+            for number, line in enumerate(self.journal_path.read_bytes().splitlines(), start=1):
+                try:
+                    event = json.loads(line)
+                    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+                        raise ValueError("no event")
+                except (ValueError, RecursionError) as error:
+                    raise CheckpointError(
+                        f"{self.journal_path}, line {number}: damaged ({_short(error)}); restore it, or remove that line"
+                    ) from None
+                yield event
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Writes tensors atomically; a full disk leaves the old file."""
     try:
         with replace_atomically(path) as temporary:
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary)
+            _save(tensors, temporary)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot write {path}: {error}; free some space or choose another --out") from None
+        raise _cannot_write(path, error) from None
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+
+
+def _cannot_write(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"cannot write {path}: {error}; free some space or choose another --out")
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=32).hexdigest()
+
+
+def _short(value: object) -> str:
+    """A value for an error line: at most 80 characters."""
+    try:
+        text = str(value) if isinstance(value, Exception) else repr(value)
+    except ValueError:  # an integer of thousands of digits
+        text = "a number of thousands of digits"
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -204,9 +386,16 @@ def load_into(module: torch.nn.Module, weights: dict[str, Tensor], path: Path) -
     """Copies weights into a module; names or shapes that differ are refused."""
     expected = module.state_dict()
     wrong = sorted(expected.keys() ^ weights.keys())
-    wrong += [name for name in expected.keys() & weights.keys() if expected[name].shape != weights[name].shape]
+    wrong += [
+        name
+        for name in sorted(expected.keys() & weights.keys())
+        if (expected[name].shape, expected[name].dtype) != (weights[name].shape, weights[name].dtype)
+    ]
     if wrong:
         raise CheckpointError(
             f"{path} does not fit config.json and blocks.tsv beside it ({wrong[0]} differs); the files are of different runs"
         )
+    for name, tensor in weights.items():
+        if not torch.isfinite(tensor).all():
+            raise CheckpointError(f"{path} is damaged: {name} holds numbers that are not finite; restore it or train again")
     module.load_state_dict(weights)

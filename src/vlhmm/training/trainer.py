@@ -40,7 +40,7 @@ from vlhmm.training.e_step import Buffers, Prepared, expectation, expected_log_l
 from vlhmm.training.guide import Clusters, Evidence, Guided, Teacher, evidence_about, make_evidence
 from vlhmm.training.make_blocks import make_blocks
 from vlhmm.training.plan import generator_for, make_plan
-from vlhmm.training.run_folder import RunFolder, load_into
+from vlhmm.training.run_folder import RunFolder
 from vlhmm.training.schedules import Plateau, guide_weight_at, rate_at
 from vlhmm.training.unknown_words import UnknownWords
 from vlhmm.training.unseen_tokens import unseen_tokens
@@ -105,12 +105,7 @@ def build_hmm(
 def load_hmm(path: str | Path) -> tuple[HMM, RunFolder, RunConfig]:
     """The trained model of a run folder (best on valid)."""
     folder = RunFolder(path)
-    config, _ = folder.config()
-    blocks = folder.blocks(folder.vocabulary())
-    hmm = HMM(config.model, blocks)
-    factors = folder.calibration()
-    weights = folder.load_model()
-    load_into(hmm, scaled(weights, config.model, factors) if factors else weights, folder.model_path)
+    hmm, _, _, config = folder.load()
     return hmm, folder, config
 
 
@@ -401,6 +396,13 @@ class Trainer:
             self.folder.forget_calibration()  # of a run that was here before
             return False
         state, tensors = loaded
+        if state["step"] > self.total_steps:
+            raise CheckpointError(
+                f"{self.folder.checkpoint_path} is at step {state['step']:,}, the run has {self.total_steps:,}; remove it to "
+                "start over"
+            )
+        if state["plateau"]["best"] is not None:
+            self.folder.check_best_model()
         try:
             plateau = state["plateau"]
             self.plateau = Plateau(**(plateau | {"best": math.inf if plateau["best"] is None else plateau["best"]}))
@@ -600,7 +602,7 @@ def calibration_of(
 ) -> dict[str, Any] | None:
     """What the journal says of the finished run's calibration, which is made if it was not; None if that was stopped."""
     events = [event for event in trainer.folder.events() if event["event"] == "calibrated"]
-    if events:
+    if events and trainer.folder.calibration() is not None:
         return events[0]
     note("calibrating on the validation text")
     event = trainer.calibrate(stop)
@@ -647,6 +649,7 @@ def open_run(
 ) -> Blocks:
     """The run's blocks: made and written for a new folder, read back from one that exists, which must be the same run."""
     if folder.exists():
+        folder.check_to_continue()
         stored, about = folder.config()
         if removed := about.get("removed_settings"):
             name, value = next(iter(removed.items()))
