@@ -15,13 +15,12 @@ from safetensors.numpy import load_file
 import query_oracle as oracle
 from benchmarks.query_speed import bench_queries
 from dense_hmm import DenseModel, DenseTables, judged, random_model
-from query_models import MANY, ids_of, models, real_model
+from query_models import MANY, ids_of, models, real_model, texts
 from vlhmm.analysis.export import LOG_ZERO, export, load_export
 from vlhmm.analysis.verify import verify
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import DataError, QueryError
 from vlhmm.queries.information import entropy_rate, kl_on_text, phrase_probability, predictions
-from vlhmm.queries.score import score
 
 EXACT = dict(rtol=1e-9, atol=1e-12)
 
@@ -124,43 +123,66 @@ def test_predictions_are_next_words():
 
 
 @pytest.mark.parametrize("kind", ["paper", "uniform", "uneven-block-factored"])
-@pytest.mark.parametrize(
-    ("name", "how"), [("m.npz", None), ("m.safetensors", None), ("folder", "ctrl-g"), ("h.npz", "hmmlearn")]
-)
+@pytest.mark.parametrize(("name", "how"), [("m.npz", None), ("m.safetensors", None), ("h.npz", "hmmlearn")])
 def test_exports_come_back(tmp_path, kind, name, how):
     model = real_model(kind, "reset")
     written = export(model, tmp_path / name, how)
     back = load_export(tmp_path / name)
     start, transition, emission, *_ = judged(model)
     tolerance = dict(rtol=1e-6, atol=1e-9)  # float32 on disk
-    assert_allclose(back.start, start, **tolerance)
-    assert_allclose(back.transition, transition, **tolerance)
-    assert_allclose(back.emission, emission, **tolerance)
+    alive = np.flatnonzero(start + transition.sum(0) > 0)  # the others pad the smaller blocks
+    assert (len(alive) < len(start)) == kind.startswith("uneven") and back.state_ids.tolist() == alive.tolist()
+    assert_allclose(back.start, start[alive], **tolerance)
+    assert_allclose(back.transition, transition[np.ix_(alive, alive)], **tolerance)
+    assert_allclose(back.emission, emission[alive], **tolerance)
+    for matrix in (back.start, back.transition, back.emission):
+        assert_allclose(matrix.sum(-1), 1, rtol=1e-6)
     assert back.vocabulary == model.vocabulary
-    assert written.num_bytes > 4 * (12 + 144) if kind != "uniform" else written.num_bytes > 4 * 81
+    assert written.num_bytes > 4 * len(alive) * (1 + len(alive))
     assert not list(tmp_path.glob(".*"))
 
 
-def test_ctrl_g_folder_has_what_its_class_reads(tmp_path):
-    model = random_model(0, kind="zeros", num_words=3)
+def ctrl_g_probability(arrays, ids):
+    """p(ids) by the recursion of Ctrl-G's class: from the last token to the first, in logs."""
+    y = np.zeros(len(arrays["gamma"]))
+    for t in range(len(ids) - 1, -1, -1):
+        if t < len(ids) - 1:
+            y = np.log(np.maximum(arrays["alpha_exp"] @ np.exp(y), 1e-300))
+        y = y + arrays["beta"][:, ids[t]]
+    return np.exp(arrays["gamma"]) @ np.exp(y)
+
+
+@pytest.mark.parametrize("kind", ["partition", "dead", "zeros", "uniform"])
+def test_ctrl_g_folder_has_what_its_class_reads(tmp_path, kind):
+    model = random_model(0, kind=kind, num_words=3)
     export(model, tmp_path / "hmm", "ctrl-g")
     arrays = load_file(tmp_path / "hmm" / "model.safetensors")
     config = json.loads((tmp_path / "hmm" / "config.json").read_text())
     start, transition, emission, eos, _ = judged(model)
+    size = int(((start + transition.sum(0) > 0) & (np.delete(emission, eos, 1).sum(1) > 0)).sum()) + 1
     assert set(arrays) == {"alpha_exp", "beta", "gamma"}
-    assert config == {"hidden_states": len(start), "vocab_size": emission.shape[1], "eos_token_id": eos}
-    assert arrays["alpha_exp"].dtype == np.float32 and arrays["gamma"].shape == (len(start),)
-    assert_allclose(arrays["alpha_exp"], transition, rtol=1e-6)
-    assert np.isfinite(arrays["beta"]).all() and (arrays["beta"][emission == 0] == np.float32(LOG_ZERO)).all()
-    # the recursion of that class, in logs, on a short text
-    ids = ids_of(model, "a b".split())
-    y = np.zeros(len(start))
-    for t in range(len(ids) - 1, -1, -1):
-        y = (np.log(np.maximum(arrays["alpha_exp"] @ np.exp(y), 1e-300)) if t < len(ids) - 1 else y) + arrays["beta"][
-            :, ids[t]
-        ]
-    total = np.log(np.exp(arrays["gamma"]) @ np.exp(y))
-    assert_allclose(total, score(model, "a b", eos=False), rtol=1e-5)
+    assert config == {"hidden_states": size, "vocab_size": emission.shape[1], "eos_token_id": eos}
+    assert arrays["alpha_exp"].dtype == np.float32 and arrays["gamma"].shape == (size,)
+    assert np.isfinite(arrays["beta"]).all() and (arrays["beta"][:-1, eos] == np.float32(LOG_ZERO)).all()
+    for matrix in (np.exp(arrays["gamma"]), arrays["alpha_exp"], np.exp(arrays["beta"])):
+        assert_allclose(matrix.sum(-1), 1, rtol=1e-6)
+    assert_allclose(load_export(tmp_path / "hmm").start.sum(), 1, rtol=1e-6)
+
+
+@MANY
+@given(model=models(), data=st.data(), padding=st.integers(1, 5))
+def test_ctrl_g_may_fill_a_text_up_with_eos(tmp_path_factory, model, data, padding):
+    """p(words <eos> ... <eos>) of the exported matrices is the model's p(words <eos>), however many <eos> there are."""
+    words = [word for word in data.draw(texts(model, max_size=3)) if word != "<eos>"]
+    folder = tmp_path_factory.mktemp("ctrl-g")
+    export(model, folder, "ctrl-g")
+    arrays = {name: array.astype(np.float64) for name, array in load_file(folder / "model.safetensors").items()}
+    ids, eos = ids_of(model, words), model.vocabulary.eos
+    expected = oracle.string_probability(judged(model), [*ids, eos])
+    found = ctrl_g_probability(arrays, [*ids, *[eos] * padding])
+    assert_allclose(found, expected, rtol=1e-5, atol=1e-9)
+    unfinished = ctrl_g_probability(arrays, ids) if ids else 1.0
+    assert_allclose(unfinished, oracle.string_probability(judged(model), ids), rtol=1e-5, atol=1e-9)
 
 
 def test_hmmlearn_arrays_are_distributions(tmp_path):

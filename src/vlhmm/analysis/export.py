@@ -2,14 +2,22 @@
 
 | kind | what is written |
 | --- | --- |
-| npz, safetensors | `start` (S,), `transition` (S, S), `emission` (S, V), float32 probabilities |
+| npz, safetensors | `start` (S,), `transition` (S, S), `emission` (S, V), float32 probabilities; `state_ids` (S,) |
 | ctrl-g | a folder that Ctrl-G's HMM class loads: `model.safetensors` and `config.json`, see below |
-| hmmlearn | .npz with `startprob_`, `transmat_`, `emissionprob_`, float64, for small models |
+| hmmlearn | .npz with `startprob_`, `transmat_`, `emissionprob_`, float64, for small models; `state_ids` |
+
+S counts the states that can be entered: ids that only pad a smaller block (`allocation=tokens`) are left out, and
+`state_ids` gives each exported state's number in the model.
 
 Ctrl-G's arrays are `alpha_exp` (S, S), probabilities, and `beta` (S, V) and `gamma` (S,), their logarithms;
-its configuration has `hidden_states`, `vocab_size` and `eos_token_id`.
+its configuration has `hidden_states`, `vocab_size` and `eos_token_id`. Ctrl-G fills texts up with <eos>, so its <eos> must
+be absorbing: it gets a last state E of its own, which emits nothing else and is never left. With e(z) = p(<eos> | z),
 
-A and O are written a few rows at a time: only the file is large. The matrices are those of one sentence or
+    A'(i, z) = A(i, z) (1 - e(z))    A'(i, E) = sum_z A(i, z) e(z)    O'(z, x) = O(z, x) / (1 - e(z))
+
+(the start likewise), so that p(words <eos> ... <eos>) is the model's p(words <eos>), exactly, however many stand there.
+
+A and O are written a few rows at a time: only the file is large. The other matrices are those of one sentence or
 stream: what the context rule "reset" does after an <eos> is not in them.
 """
 
@@ -24,6 +32,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vlhmm.data.atomic_io import replace_atomically
 from vlhmm.data.user_text import gibibytes
@@ -52,6 +61,7 @@ class Matrices(NamedTuple):
     transition: np.ndarray  # (S, S)
     emission: np.ndarray  # (S, V)
     vocabulary: Vocabulary | None
+    state_ids: np.ndarray | None = None  # (S,) each state's number in the model; not in Ctrl-G's folder
 
 
 class _Array(NamedTuple):
@@ -69,7 +79,7 @@ class _Array(NamedTuple):
 def export_bytes(model: Any, kind: Kind) -> int:
     """How large an export would be."""
     process = process_of(model)
-    size, vocab_size = process.num_states, process.vocab_size
+    size, vocab_size = _Dense(process, absorbing=kind == "ctrl-g").num_states, process.vocab_size
     return (8 if kind == "hmmlearn" else 4) * size * (1 + size + vocab_size)
 
 
@@ -81,13 +91,14 @@ def export(model: Any, path: str | Path, kind: Kind | None = None) -> Exported:
     if chosen not in KINDS:
         raise QueryError(f"unknown kind of export {chosen!r}, expected one of {', '.join(KINDS)}")
     process = process_of(model)
-    if chosen == "hmmlearn" and process.num_states > HMMLEARN_MAX_STATES:
+    dense = _Dense(process, absorbing=chosen == "ctrl-g")
+    if chosen == "hmmlearn" and dense.num_states > HMMLEARN_MAX_STATES:
         raise QueryError(
-            f"hmmlearn holds A in memory in float64: {process.num_states:,} states are too many, expected at "
+            f"hmmlearn holds A in memory in float64: {dense.num_states:,} states are too many, expected at "
             f"most {HMMLEARN_MAX_STATES:,}; export npz or safetensors"
         )
     _check_room(path, export_bytes(model, chosen))
-    arrays = _arrays(process, chosen)
+    arrays = _arrays(dense, chosen)
     notes = {
         "format": "vlhmm export 1",
         "rule": model.rule,
@@ -98,7 +109,7 @@ def export(model: Any, path: str | Path, kind: Kind | None = None) -> Exported:
         with _replacing(path / "model.safetensors") as stream:
             _write_safetensors(stream, arrays, {"format": "pt"})
         config = {
-            "hidden_states": process.num_states,
+            "hidden_states": dense.num_states,
             "vocab_size": process.vocab_size,
             "eos_token_id": process.eos,
         }
@@ -131,10 +142,12 @@ def load_export(path: str | Path) -> Matrices:
                 if "startprob_" in file:
                     names = ("startprob_", "transmat_", "emissionprob_")
                 start, transition, emission = (file[name] for name in names)
-                return Matrices(start, transition, emission, Vocabulary(tuple(file["words"].tolist())))
+                words, state_ids = Vocabulary(tuple(file["words"].tolist())), file["state_ids"]
+                return Matrices(start, transition, emission, words, state_ids)
         with safe_open(path, framework="numpy") as file:
             start, transition, emission = (file.get_tensor(n) for n in ("start", "transition", "emission"))
-            return Matrices(start, transition, emission, Vocabulary(tuple(json.loads(file.metadata()["words"]))))
+            words = Vocabulary(tuple(json.loads(file.metadata()["words"])))
+            return Matrices(start, transition, emission, words, file.get_tensor("state_ids"))
     except (OSError, KeyError, TypeError, ValueError, SafetensorError, zipfile.BadZipFile) as error:
         raise DataError(f"cannot read {path} as an export of this program: {error}") from None
 
@@ -157,25 +170,58 @@ def _check_room(path: Path, num_bytes: int) -> None:
         )
 
 
-def _arrays(process: Process, kind: Kind) -> dict[str, _Array]:
-    size, vocab_size = process.num_states, process.vocab_size
-    dtype = np.dtype(np.float64 if kind == "hmmlearn" else np.float32)
+class _Dense:
+    """The rows of the matrices over the states that can be entered; with an absorbing state for <eos> if asked for."""
 
-    def start() -> Iterator[np.ndarray]:
-        yield process.start.cpu().numpy()
+    def __init__(self, process: Process, absorbing: bool) -> None:
+        self.process, self.absorbing = process, absorbing
+        words = torch.arange(process.vocab_size, device=process.device)
+        emits = process.class_emission(words[words != process.eos] if absorbing else words)
+        into = process.advance(torch.ones(1, process.num_states, dtype=torch.float64, device=process.device))[0]
+        self.states = torch.nonzero(((process.start > 0) | (into > 0)) & (emits > 0))[:, 0]
+        self.rest = emits[self.states]  # 1 - e(z), summed as it stands so that none of it cancels
+        self.ends = process.class_emission(torch.tensor([process.eos], device=process.device))
+        self.num_states = len(self.states) + absorbing
 
-    def transition() -> Iterator[np.ndarray]:
-        for chunk in process.row_chunks(size):
-            yield process.rows(torch.arange(chunk.start, chunk.stop, device=process.device)).cpu().numpy()
+    def state_ids(self) -> Iterator[np.ndarray]:
+        yield self.states.cpu().numpy()
 
-    def emission() -> Iterator[np.ndarray]:
-        emitted = process.emitted
-        for chunk in process.row_chunks(size):
-            rows = np.zeros((chunk.stop - chunk.start, vocab_size))
-            for state in range(chunk.start, chunk.stop):
+    def start(self) -> Iterator[np.ndarray]:
+        yield self._into(self.process.start[None])[0]
+
+    def transition(self) -> Iterator[np.ndarray]:
+        for chunk in self.process.row_chunks(len(self.states)):
+            yield self._into(self.process.rows(self.states[chunk]))
+        if self.absorbing:
+            yield np.eye(1, self.num_states, self.num_states - 1)
+
+    def emission(self) -> Iterator[np.ndarray]:
+        process, emitted, states = self.process, self.process.emitted, self.states.tolist()
+        for chunk in process.row_chunks(len(states)):
+            rows = np.zeros((chunk.stop - chunk.start, process.vocab_size))
+            for row, state in zip(rows, states[chunk], strict=True):
                 words, probability = emitted.words(state)
-                rows[state - chunk.start, words.cpu().numpy()] = probability.cpu().numpy()
+                row[words.cpu().numpy()] = probability.cpu().numpy()
+            if self.absorbing:
+                rows[:, process.eos] = 0
+                rows /= self.rest[chunk].cpu().numpy()[:, None]
             yield rows
+        if self.absorbing:
+            yield np.eye(1, process.vocab_size, process.eos)
+
+    def _into(self, rows: Tensor) -> np.ndarray:
+        """(n, num_states) probabilities of the next state from rows over all S."""
+        kept = rows[:, self.states]
+        if not self.absorbing:
+            return kept.cpu().numpy()
+        return torch.cat([kept * self.rest, (rows @ self.ends)[:, None]], dim=1).cpu().numpy()
+
+
+def _arrays(dense: _Dense, kind: Kind) -> dict[str, _Array]:
+    size, vocab_size = dense.num_states, dense.process.vocab_size
+    dtype = np.dtype(np.float64 if kind == "hmmlearn" else np.float32)
+    start, transition, emission = dense.start, dense.transition, dense.emission
+    state_ids = _Array(np.dtype(np.int64), (size,), dense.state_ids)
 
     def logs(chunks: Callable[[], Iterator[np.ndarray]]) -> Callable[[], Iterator[np.ndarray]]:
         def generate() -> Iterator[np.ndarray]:
@@ -187,9 +233,7 @@ def _arrays(process: Process, kind: Kind) -> dict[str, _Array]:
     def normalized(chunks: Callable[[], Iterator[np.ndarray]]) -> Callable[[], Iterator[np.ndarray]]:
         def generate() -> Iterator[np.ndarray]:
             for rows in chunks():
-                total = rows.sum(-1, keepdims=True)
-                # A state that is never entered emits nothing; hmmlearn wants a distribution there too.
-                yield np.where(total > 0, rows / np.where(total > 0, total, 1), 1 / rows.shape[-1])
+                yield rows / rows.sum(-1, keepdims=True)
 
         return generate
 
@@ -204,11 +248,13 @@ def _arrays(process: Process, kind: Kind) -> dict[str, _Array]:
             "startprob_": _Array(dtype, (size,), normalized(start)),
             "transmat_": _Array(dtype, (size, size), normalized(transition)),
             "emissionprob_": _Array(dtype, (size, vocab_size), normalized(emission)),
+            "state_ids": state_ids,
         }
     return {
         "start": _Array(dtype, (size,), start),
         "transition": _Array(dtype, (size, size), transition),
         "emission": _Array(dtype, (size, vocab_size), emission),
+        "state_ids": state_ids,
     }
 
 
@@ -218,7 +264,7 @@ def _write_safetensors(stream: BinaryIO, arrays: dict[str, _Array], notes: dict[
     place = 0
     for name, array in arrays.items():
         header[name] = {
-            "dtype": "F32",
+            "dtype": {"float32": "F32", "int64": "I64"}[array.dtype.name],
             "shape": list(array.shape),
             "data_offsets": [place, place + array.num_bytes],
         }

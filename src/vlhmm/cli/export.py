@@ -9,10 +9,13 @@ from vlhmm.cli.options import Answers, load_model, note_to, query_parser
 
 EPILOG = """\
 The dense matrices: start (S,), transition (S, S), emission (S, V). They are large (2^15 states: over 5 GB),
-so the size is told before, and they are written a few rows at a time.
+so the size is told before, and they are written a few rows at a time. S counts the states that can be
+entered: with allocation=tokens the model has more state ids, which pad its smaller blocks; state_ids has
+each exported state's id.
 
   npz, safetensors   float32 probabilities named start, transition, emission (the default, by OUT's suffix)
-  ctrl-g             a folder that Ctrl-G's HMM class reads: alpha_exp, beta, gamma, config.json
+  ctrl-g             a folder that Ctrl-G's HMM class reads: alpha_exp, beta, gamma, config.json; <eos> has an
+                     absorbing state of its own, the last one, because Ctrl-G fills texts up with <eos>
   hmmlearn           .npz with startprob_, transmat_, emissionprob_ in float64, for small models
 
 examples:
@@ -48,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     note = note_to(args.quiet)
     size = export_bytes(model, args.kind or "npz")
     note(f"{args.out} will take {gibibytes(size)}" + (": the dense matrices are large" if size > 1 << 30 else ""))
-    if model.rule == "reset":
+    if model.rule == "reset" and args.kind != "ctrl-g":
         note("the model starts afresh after every <eos>; the matrices describe one sentence")
     written = export(model, args.out, args.kind)
     record = {"out": str(written.path), "kind": written.kind, "bytes": written.num_bytes, "rule": model.rule}
