@@ -23,7 +23,7 @@ def random_model(settings: dict[str, Any]) -> HMMLanguageModel:
     blocks = read_blocks(folder, settings["num_states"], settings["num_blocks"])
     config = run_config({**settings, "transition": "block-factored"})
     with torch.no_grad():
-        hmm = build_hmm(config, blocks, corpus.train.tokens, corpus.vocabulary.eos)
+        hmm = build_hmm(config, blocks, corpus.train)
         tables = Tables(hmm.potentials(), blocks)
     return HMMLanguageModel(corpus.vocabulary, tables, "reset", settings.get("memory") or DEFAULT_MEMORY)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from vlhmm.cli import cluster
 from vlhmm.clustering import _kernels, average_mutual_information, brown_clusters, cluster_words, read_paths
-from vlhmm.clustering.bigrams import count_bigrams, count_class_pairs
+from vlhmm.clustering.bigrams import class_pairs_of, count_bigrams, count_bigrams_of_arrays, count_class_pairs
 from vlhmm.clustering.brown import merge_classes, merge_words, number_blocks, paths_of_merges, place_unseen
 from vlhmm.clustering.exchange import exchange
 from vlhmm.errors import ConfigError, DataError
@@ -498,3 +498,27 @@ def test_penn_treebank_beats_wcluster(capsys, tmp_path):
         tokens = np.array([id_of[word] for line in lines for word in [*line.split(), "<eos>"]])
     reread = average_mutual_information(tokens, found.block_of_word, 128)
     assert reread == pytest.approx(report["ami_bits"], abs=1e-9)  # another order of summation
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 1000])
+def test_bigrams_of_arrays_are_those_of_the_whole_text(chunk):
+    draw = np.random.default_rng(chunk)
+    for length in (1, 2, 3, 40, 500):
+        tokens = draw.integers(0, 9, size=length)
+        cuts = np.sort(draw.integers(0, length + 1, size=3))
+        arrays = [part.astype(np.uint16) for part in np.split(tokens, cuts)]  # some of them empty
+        found, expected = count_bigrams_of_arrays(arrays, 11, chunk), count_bigrams(tokens, 11)
+        for name, array, other in zip(expected._fields, found, expected, strict=True):
+            np.testing.assert_array_equal(array, other, err_msg=f"{name} of {length} tokens")
+        classes = draw.integers(0, 3, size=11)
+        np.testing.assert_array_equal(class_pairs_of(found, classes, 3), count_class_pairs(tokens, classes, 3))
+    with pytest.raises(DataError, match="no tokens"):
+        count_bigrams_of_arrays([tokens[:0]], 11)
+
+
+def test_clusters_of_arrays_are_those_of_the_whole_text():
+    tokens = np.random.default_rng(3).zipf(1.3, size=20_000) % 200
+    whole = cluster_words(tokens, 201, 12, sweeps=3)
+    parts = cluster_words(iter(np.array_split(tokens.astype(np.uint16), 7)), 201, 12, sweeps=3)
+    np.testing.assert_array_equal(parts.block_of_word, whole.block_of_word)
+    assert parts.paths == whole.paths and parts.ami_bits == whole.ami_bits and parts.num_moves == whole.num_moves

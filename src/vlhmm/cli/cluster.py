@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from vlhmm.data import Text, Vocabulary
 
 EPILOG = """\
-TRAIN is a file of whitespace-tokenized text, one sentence a line (UTF-8, .gz too), "-" for standard input, or
-the name of a corpus, for its train split: sotu, ptb, wikitext-2.
+TRAIN is a file of whitespace-tokenized text, one sentence a line (UTF-8; .gz, .zst too), "-" for standard input, a
+folder of vlhmm prepare, or the name of a corpus, for its train split: sotu, ptb, wikitext-2.
 
 examples:
   vlhmm cluster train.txt --blocks 128 --out paths.txt     the classes `vlhmm train` would find itself
@@ -77,11 +77,12 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.clustering import cluster_words
     from vlhmm.clustering.cluster import DEFAULT_SWEEPS
     from vlhmm.clustering.paths import paths_lines, write_paths
+    from vlhmm.data.prepared import token_stream
 
     vocabulary, text = _read(args)
     sweeps = DEFAULT_SWEEPS if args.sweeps is None else args.sweeps
     with _progress(args.quiet) as progress:
-        result = cluster_words(text.tokens, len(vocabulary), args.blocks, sweeps, progress)
+        result = cluster_words(token_stream(text), len(vocabulary), args.blocks, sweeps, progress)
     content = (vocabulary.words, result.block_of_word, result.paths, result.word_count)
     if args.out:
         write_paths(args.out, *content)
@@ -99,8 +100,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _read(args: argparse.Namespace) -> tuple[Vocabulary, Text]:
     from vlhmm.data import CORPORA, learn, load_corpus, read_lines
+    from vlhmm.data.prepared import PreparedText, is_prepared
     from vlhmm.errors import ConfigError
 
+    if is_prepared(args.train):
+        if args.max_vocab is not None or args.min_count != 1:
+            raise ConfigError(f"{args.train} was prepared with its vocabulary; drop --max-vocab and --min-count")
+        prepared = PreparedText(args.train)
+        return prepared.vocabulary, prepared
     if args.train not in CORPORA or os.path.exists(args.train):
         return learn(read_lines(args.train), args.max_vocab, args.min_count)
     if args.max_vocab is not None or args.min_count != 1:

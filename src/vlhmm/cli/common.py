@@ -121,7 +121,7 @@ def load_run_texts(model: Any, names: list[str], data_dir: str | None) -> Iterat
     import os
 
     from vlhmm.data import CORPORA, load_corpus
-    from vlhmm.data.tokenizer import encode_file
+    from vlhmm.data.corpora import read_text
 
     for name in names:
         corpus_name, _, split = name.partition(":")
@@ -137,7 +137,7 @@ def load_run_texts(model: Any, names: list[str], data_dir: str | None) -> Iterat
                     raise ConfigError(f"{name}: a corpus has the splits train, valid and test")
                 yield f"{corpus_name}:{part}", getattr(corpus, part)
         else:
-            yield name, encode_file(name, model.vocabulary)
+            yield name, read_text(name, model.vocabulary)
 
 
 @contextmanager

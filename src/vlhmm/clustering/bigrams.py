@@ -1,16 +1,18 @@
 """Adjacent words of a text, counted.
 
-Input: one stream of word ids, `<eos>` a word like others. Output: sparse counts of adjacent pairs, and the
-average mutual information a division of the words into classes keeps. Knows nothing of how classes are
-found.
+Input: one stream of word ids, `<eos>` a word like others, in memory or array by array. Output: sparse counts of
+adjacent pairs, and the average mutual information a division of the words into classes keeps. Knows nothing of how
+classes are found.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
+from vlhmm.clustering._kernels import add_class_pairs, merge_counts, merged_size, transpose_counts
 from vlhmm.errors import ConfigError, DataError
 
 
@@ -73,6 +75,87 @@ def count_bigrams(tokens: np.ndarray, vocab_size: int) -> Bigrams:
     )
 
 
+def count_bigrams_of_arrays(arrays: Iterable[np.ndarray], vocab_size: int, chunk: int = 1 << 22) -> Bigrams:
+    """n(v, w) of a text that comes in consecutive arrays: the counts of `count_bigrams` on their concatenation.
+
+    Chunks are counted one by one and merged, so memory depends on how many different pairs there are, about 24 bytes
+    each, and not on how long the text is. O(N log N).
+    """
+    runs: list[tuple[np.ndarray, np.ndarray]] = []  # sorted codes v V + w and their counts, the longest run first
+    words = np.zeros(vocab_size, dtype=np.int64)
+    first_word = last_word = -1
+    for tokens in _overlapping_chunks(arrays, vocab_size, chunk):
+        if first_word < 0:
+            first_word = int(tokens[0])
+            words[first_word] += 1
+        words += np.bincount(tokens[1:], minlength=vocab_size)
+        last_word = int(tokens[-1])
+        codes, counts = np.unique(tokens[:-1] * vocab_size + tokens[1:], return_counts=True)
+        runs.append((codes, counts.astype(np.int32)))
+        while len(runs) > 1 and len(runs[-2][0]) < 2 * len(runs[-1][0]):
+            _merge_last(runs)
+    if first_word < 0:
+        raise DataError("the text has no tokens; word classes need at least one")
+    while len(runs) > 1:
+        _merge_last(runs)
+    codes, after_count = runs.pop()
+    if after_count.sum(dtype=np.int64) != words.sum() - 1:
+        raise DataError("one pair of words occurs more than 2^31 times; remove what the text repeats")
+    after_word = (codes % vocab_size).astype(np.int32)
+    after_start = np.searchsorted(codes, np.arange(vocab_size + 1) * vocab_size)
+    diagonal = np.arange(vocab_size) * (vocab_size + 1)
+    place = np.minimum(np.searchsorted(codes, diagonal), max(0, len(codes) - 1))
+    twice = np.zeros(vocab_size, dtype=np.int64)
+    if len(codes):
+        twice = np.where(codes[place] == diagonal, after_count[place], 0).astype(np.int64)
+    del codes
+    before_start = _starts(after_word, vocab_size)
+    before_word, before_count = np.empty_like(after_word), np.empty_like(after_count)
+    transpose_counts(after_start, after_word, after_count, before_start, before_word, before_count)
+    first_count, second_count = words.copy(), words.copy()
+    first_count[last_word] -= 1
+    second_count[first_word] -= 1
+    return Bigrams(
+        after_start=after_start,
+        after_word=after_word,
+        after_count=after_count,
+        before_start=before_start,
+        before_word=before_word,
+        before_count=before_count,
+        twice_count=twice,
+        first_count=first_count,
+        second_count=second_count,
+        word_count=words,
+    )
+
+
+def _overlapping_chunks(arrays: Iterable[np.ndarray], vocab_size: int, chunk: int) -> Iterator[np.ndarray]:
+    """The text in int64 arrays of about `chunk` tokens, each beginning with the last token of the one before."""
+    last = np.zeros(0, dtype=np.int64)
+    for array in arrays:
+        for start in range(0, len(array), chunk):
+            tokens = np.concatenate([last, check_tokens(array[start : start + chunk], vocab_size)])
+            last = tokens[-1:]
+            yield tokens
+
+
+def _merge_last(runs: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Replace the last two runs by one."""
+    (others, other_counts), (codes, counts) = runs.pop(), runs.pop()
+    merged = np.empty(merged_size(codes, others), dtype=np.int64)
+    merged_counts = np.empty(len(merged), dtype=np.int32)
+    merge_counts(codes, counts, others, other_counts, merged, merged_counts)
+    runs.append((merged, merged_counts))
+
+
+def class_pairs_of(bigrams: Bigrams, block_of_word: np.ndarray, num_blocks: int) -> np.ndarray:
+    """n(i, j) (M, M) of blocks, added up from the counts of words; what `count_class_pairs` counts in a text."""
+    pairs = np.zeros((num_blocks, num_blocks), dtype=np.int64)
+    blocks = np.asarray(block_of_word, dtype=np.int64)
+    add_class_pairs(bigrams.after_start, bigrams.after_word, bigrams.after_count, blocks, pairs)
+    return pairs
+
+
 def count_class_pairs(tokens: np.ndarray, block_of_word: np.ndarray, num_blocks: int) -> np.ndarray:
     """n(i, j) (M, M): how often a word of block j follows one of block i."""
     blocks = np.asarray(block_of_word, dtype=np.int64)
@@ -85,7 +168,12 @@ def count_class_pairs(tokens: np.ndarray, block_of_word: np.ndarray, num_blocks:
 
 def average_mutual_information(tokens: np.ndarray, block_of_word: np.ndarray, num_blocks: int) -> float:
     r"""$\sum_{ij} p(i,j) \log_2 \frac{p(i,j)}{p(i)\,p(j)}$ in bits, i and j the blocks of adjacent tokens."""
-    joint = count_class_pairs(tokens, block_of_word, num_blocks).astype(np.float64)
+    return mutual_information(count_class_pairs(tokens, block_of_word, num_blocks))
+
+
+def mutual_information(pairs: np.ndarray) -> float:
+    """Average mutual information in bits of the counts n(i, j) of adjacent blocks."""
+    joint = pairs.astype(np.float64)
     total = joint.sum()
     if not total:
         return 0.0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from vlhmm.clustering.bigrams import average_mutual_information, count_bigrams, count_class_pairs
+from vlhmm.clustering.bigrams import class_pairs_of, count_bigrams, count_bigrams_of_arrays, mutual_information
 from vlhmm.clustering.brown import Progress, block_order, merge_classes, merge_words, number_blocks
 from vlhmm.clustering.exchange import exchange
 from vlhmm.errors import ConfigError
@@ -32,7 +33,7 @@ class ClusteringResult:
 
 
 def cluster_words(
-    tokens: np.ndarray,
+    tokens: np.ndarray | Iterable[np.ndarray],
     vocab_size: int,
     num_blocks: int,
     sweeps: int = DEFAULT_SWEEPS,
@@ -40,22 +41,27 @@ def cluster_words(
 ) -> ClusteringResult:
     """Word classes that keep much of the average mutual information of adjacent words of a token stream.
 
+    The stream is one array, or an iterable of consecutive ones, which gives the same classes in bounded memory.
+
     `sweeps=0` gives Brown's algorithm alone. Words the text does not hold go where `place_unseen` says.
     Nothing is drawn at random and sums are of integers, so the same tokens give the same classes.
     """
     if sweeps < 0:  # before the merging, not after
         raise ConfigError(f"sweeps={sweeps} must be 0 (none) or more")
     began = time.perf_counter()
-    bigrams = count_bigrams(tokens, vocab_size)
+    if isinstance(tokens, np.ndarray):
+        bigrams = count_bigrams(tokens, vocab_size)
+    else:
+        bigrams = count_bigrams_of_arrays(tokens, vocab_size)
     brown = merge_words(bigrams, num_blocks, progress)
     moved = exchange(bigrams, brown.block_of_word, num_blocks, sweeps, progress)
     block_of_word = number_blocks(moved.block_of_word, bigrams.word_count, num_blocks)
-    tree = merge_classes(count_class_pairs(tokens, block_of_word, num_blocks))
+    tree = merge_classes(class_pairs_of(bigrams, block_of_word, num_blocks))
     # Blocks of equal count are put in the order of their paths, which a `paths` file can restore.
     order = block_order(block_of_word, bigrams.word_count, num_blocks, tree.paths)
     new_of_old = np.argsort(order)
     block_of_word = new_of_old[block_of_word]
-    ami_bits = average_mutual_information(tokens, block_of_word, num_blocks)
+    ami_bits = mutual_information(class_pairs_of(bigrams, block_of_word, num_blocks))
     return ClusteringResult(
         block_of_word=block_of_word,
         num_blocks=num_blocks,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vlhmm.clustering._kernels import UNIT, exchange_words, xlogx_table
-from vlhmm.clustering.bigrams import Bigrams
+from vlhmm.clustering.bigrams import Bigrams, class_pairs_of
 from vlhmm.clustering.brown import Progress, check_num_blocks, frequency_order
 from vlhmm.errors import ConfigError
 
@@ -50,9 +50,7 @@ def exchange(
     if seen.min() < 0 or seen.max() >= num_blocks:
         raise ConfigError(f"blocks run from {seen.min()} to {seen.max()}, expected 0 to {num_blocks - 1}")
     sizes = np.bincount(seen, minlength=num_blocks)
-    first_of_pair = np.repeat(np.arange(len(classes)), np.diff(bigrams.after_start))
-    pairs = np.zeros((num_blocks, num_blocks), dtype=np.int64)
-    np.add.at(pairs, (classes[first_of_pair], classes[bigrams.after_word]), bigrams.after_count)
+    pairs = class_pairs_of(bigrams, classes, num_blocks)
     transposed = np.ascontiguousarray(pairs.T)
     first, second = pairs.sum(axis=1), pairs.sum(axis=0)
     table = xlogx_table(bigrams.num_pairs)

@@ -12,13 +12,14 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from vlhmm.errors import CheckpointError, DataError
 
 STDIN = "-"
 _LEFTOVER = ".part"  # how names end that are written to before they are renamed
 _GZIP_MAGIC = b"\x1f\x8b"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 def display_name(path: str | Path) -> str:
@@ -28,14 +29,14 @@ def display_name(path: str | Path) -> str:
 
 @contextmanager
 def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
-    """The bytes of a file or of standard input ("-"), unpacked if they are gzip (by suffix or by magic)."""
+    """The bytes of a file or of standard input ("-"), unpacked if they are gzip or Zstandard (by suffix or by magic)."""
     if str(path) == STDIN:
         if sys.stdin is None:
             raise DataError("standard input is closed, expected text")
         buffer = sys.stdin.buffer
         peekable = buffer if hasattr(buffer, "peek") else io.BufferedReader(cast(io.RawIOBase, buffer))
         with _read_errors(path):
-            yield _unpacked(cast(io.BufferedReader, peekable), packed=False)  # never closed: it is not ours
+            yield _unpacked(cast(io.BufferedReader, peekable), "")  # never closed: it is not ours
         return
     try:
         stream = open(path, "rb")
@@ -46,7 +47,7 @@ def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     with stream, _read_errors(path):
-        yield _unpacked(stream, packed=str(path).endswith(".gz"))
+        yield _unpacked(stream, str(path))
 
 
 @contextmanager
@@ -57,12 +58,63 @@ def _read_errors(path: str | Path) -> Iterator[None]:
         raise DataError(f"cannot read {display_name(path)}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _unpacked(stream: io.BufferedReader, packed: bool) -> BinaryIO:
-    head = stream.peek(2)[:2]
-    # An empty file named .gz is reported as empty, not as broken gzip.
-    if head == _GZIP_MAGIC or (packed and head):
+def _unpacked(stream: io.BufferedReader, name: str) -> BinaryIO:
+    head = stream.peek(4)[:4]
+    # An empty file named .gz or .zst is reported as empty, not as broken.
+    if head[:2] == _GZIP_MAGIC or (name.endswith(".gz") and head):
         return cast(BinaryIO, gzip.GzipFile(fileobj=stream, mode="rb"))
+    if head == _ZSTD_MAGIC or (name.endswith(".zst") and head):
+        return _unpacked_zstd(stream, name)
     return stream
+
+
+def _unpacked_zstd(stream: io.BufferedReader, name: str) -> BinaryIO:
+    """The bytes of a Zstandard stream of one or more frames; read by Python itself from 3.14 on."""
+    try:
+        if sys.version_info >= (3, 14):
+            from compression.zstd import ZstdFile
+
+            return cast(BinaryIO, ZstdFile(stream, "rb"))
+        import zstandard
+    except ImportError:
+        raise DataError(
+            f"{name or 'standard input'} is packed with Zstandard, which needs the package zstandard: "
+            "pip install 'vlhmm[zstd]', or unpack it with zstd -d"
+        ) from None
+    return cast(BinaryIO, io.BufferedReader(_ZstdReader(stream, zstandard), 1 << 20))
+
+
+class _ZstdReader(io.RawIOBase):
+    """Unpacks Zstandard frames one after the other; a frame that is cut off is an error, not an end."""
+
+    def __init__(self, stream: io.BufferedReader, zstandard: Any) -> None:
+        self.stream, self.zstandard = stream, zstandard
+        self.frame: Any = None  # None between frames
+        self.packed, self.ready = b"", b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.ready:
+            packed = self.packed or self.stream.read(1 << 16)
+            self.packed = b""
+            if not packed:
+                if self.frame is not None:
+                    raise EOFError("the Zstandard stream is cut off")
+                return 0
+            if self.frame is None:
+                self.frame = self.zstandard.ZstdDecompressor().decompressobj()
+            try:
+                self.ready = self.frame.decompress(packed)
+            except self.zstandard.ZstdError as error:
+                raise OSError(str(error)) from None
+            if self.frame.eof:
+                self.packed, self.frame = self.frame.unused_data, None
+        size = min(len(buffer), len(self.ready))
+        buffer[:size] = self.ready[:size]
+        self.ready = self.ready[size:]
+        return size
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from vlhmm.config import unknown
 from vlhmm.data.atomic_io import STDIN, write_atomically
+from vlhmm.data.prepared import PreparedText, is_prepared
 from vlhmm.data.sotu import VERSION as SOTU_VERSION
 from vlhmm.data.sotu import sotu_lines
 from vlhmm.data.text import Text, encode, learn, read_lines
@@ -46,7 +47,7 @@ def digest(corpus: Corpus) -> str:
     """Tells the texts of one run from another's: of the training and the validation text, line ends included."""
     content = hashlib.sha256()
     for text in (corpus.train, corpus.valid):
-        content.update(text.tokens.tobytes())
+        content.update(text.digest.encode() if isinstance(text, PreparedText) else text.tokens.tobytes())
     return content.hexdigest()
 
 
@@ -155,20 +156,47 @@ def load_texts(
     max_vocab: int | None = None,
     min_count: int = 1,
 ) -> Corpus:
-    """A user's own texts; the vocabulary is the train split's by `max_vocab` and `min_count` unless given."""
+    """A user's own texts; the vocabulary is the train split's by `max_vocab` and `min_count` unless given.
+
+    The train split may be the folder of a prepared text, which brings its vocabulary.
+    """
     if vocabulary is not None and (max_vocab is not None or min_count != 1):
         raise ConfigError("got a vocabulary and max_vocab or min_count, expected one or the other; drop one")
     if [str(path) for path in (train_path, valid_path, test_path)].count(STDIN) > 1:
         raise ConfigError('got standard input ("-") for several splits, expected one at most; name files')
-    if vocabulary is None:
+    train: Text
+    if is_prepared(train_path):
+        if max_vocab is not None or min_count != 1:
+            raise ConfigError(
+                f"{train_path} was prepared with its vocabulary; give max_vocab and min_count to vlhmm prepare"
+            )
+        train = read_prepared(train_path, vocabulary)
+        vocabulary = train.vocabulary
+    elif vocabulary is None:
         vocabulary, train = learn(read_lines(train_path), max_vocab, min_count)
     else:
         train = encode_file(train_path, vocabulary)
     if not train.num_words:
         raise DataError(f"{train_path} holds nothing but empty lines, expected words to train on")
-    valid = encode_file(valid_path, vocabulary)
-    test = None if test_path is None else encode_file(test_path, vocabulary)
+    valid = read_text(valid_path, vocabulary)
+    test = None if test_path is None else read_text(test_path, vocabulary)
     return Corpus(str(train_path), vocabulary, train, valid, test)
+
+
+def read_text(path: str | Path, vocabulary: Vocabulary) -> Text:
+    """A file, or the folder of a prepared text, in the ids of a vocabulary."""
+    return read_prepared(path, vocabulary) if is_prepared(path) else encode_file(path, vocabulary)
+
+
+def read_prepared(path: str | Path, vocabulary: Vocabulary | None = None) -> PreparedText:
+    """The prepared text of a folder; refused if it was prepared with another vocabulary than the one given."""
+    text = PreparedText(path)
+    if vocabulary is not None and text.vocabulary.words != vocabulary.words:
+        raise DataError(
+            f"{path} was prepared with another vocabulary ({len(text.vocabulary):,} words, expected the "
+            f"{len(vocabulary):,} given); prepare the text again with vlhmm prepare --vocab"
+        )
+    return text
 
 
 def corpus_path(name: str, split: str, data_dir: str | Path | None = None) -> Path:

@@ -49,6 +49,18 @@ class Text:
         i %= self.num_sentences
         return self.tokens[self.offsets[i] : self.offsets[i + 1]]
 
+    def token_arrays(self) -> Iterator[np.ndarray]:
+        """The ids in consecutive arrays: of a text in memory all at once, of a prepared one shard by shard."""
+        yield self.tokens
+
+    def word_counts(self, vocab_size: int) -> np.ndarray:
+        """How often each word occurs."""
+        return np.bincount(self.tokens, minlength=vocab_size)
+
+    def start_counts(self, vocab_size: int) -> np.ndarray:
+        """How often each word begins a line."""
+        return np.bincount(self.tokens[self.offsets[:-1]], minlength=vocab_size)
+
     def __repr__(self) -> str:
         return f"Text({self.num_sentences:,} sentences, {self.num_tokens:,} tokens, {self.num_oov:,} OOV)"
 

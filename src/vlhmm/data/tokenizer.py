@@ -240,7 +240,7 @@ class TokenLine(NamedTuple):
 
 def is_jsonl(path: str | Path) -> bool:
     """Whether a file is taken for JSON lines, by its name."""
-    return str(path).removesuffix(".gz").endswith((".jsonl", ".ndjson"))
+    return str(path).removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson"))
 
 
 def read_token_lines(path: str | Path, vocabulary: TokenVocabulary) -> Iterator[TokenLine]:

@@ -6,15 +6,18 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from jaxtyping import Float64
 
 from vlhmm.data.batches import sentence_batches, sentence_groups, stream_batches
+from vlhmm.data.prepared import PreparedText
 from vlhmm.data.text import Text
 from vlhmm.errors import ConfigError, DataError
 from vlhmm.evaluation.protocol import LanguageModel
 
 Rule = Literal["reset", "carry"]
 Progress = Callable[[int, int], None]  # tokens done, tokens in all
+PREPARED_TOKENS = 1 << 21  # of a prepared text that are read at once
 
 
 def perplexity(log_likelihood: float, tokens: int) -> float:
@@ -83,6 +86,58 @@ def token_log_probs(
     return result
 
 
+def _sums(model: LanguageModel, text: Text, log_probs: Float64[np.ndarray, " token"]) -> tuple[float, float]:
+    """log p of all tokens, and of those that are no OOV."""
+    oov = text.tokens == model.vocabulary.unk
+    oov[text.literal_unk] = False
+    return float(log_probs.sum()), float(log_probs[~oov].sum())
+
+
+def _sums_of_prepared(
+    model: LanguageModel,
+    text: PreparedText,
+    rule: Rule,
+    num_streams: int,
+    batch_tokens: int,
+    progress: Progress | None,
+) -> tuple[float, float]:
+    """As `_sums`, of a text of which only a part is in memory at any time."""
+    total = known = 0.0
+    done = 0
+    if rule == "reset":
+        for part in text.parts(PREPARED_TOKENS):
+            lines = text.read([part])
+            sums = _sums(model, lines, token_log_probs(model, lines, rule, batch_tokens=batch_tokens))
+            total, known, done = total + sums[0], known + sums[1], done + part.tokens
+            if progress is not None:
+                progress(done, text.num_tokens)
+        return total, known
+    # the streams of `stream_batches`, a segment of each at a time
+    short, num_longer = divmod(text.num_tokens, num_streams)
+    lengths = np.array([short + (stream < num_longer) for stream in range(num_streams)])
+    starts = np.cumsum(lengths) - lengths
+    segment, carry = max(1, batch_tokens // num_streams), model.start(num_streams)
+    for first in range(0, int(lengths.max()), segment):
+        sizes = np.clip(lengths - first, 0, segment)
+        tokens = np.zeros((num_streams, int(sizes.max())), dtype=np.int64)
+        oov = np.zeros(tokens.shape, dtype=bool)
+        for stream, size in enumerate(sizes.tolist()):
+            start = int(starts[stream]) + first
+            ids, literal = text.token_range(start, start + size)
+            tokens[stream, :size] = ids
+            oov[stream, :size] = ids == model.vocabulary.unk
+            oov[stream, literal] = False
+        log_prob, carry = model.score_batch(torch.from_numpy(tokens), torch.from_numpy(sizes), carry)
+        scores = log_prob.cpu().numpy().astype(np.float64)
+        live = np.arange(tokens.shape[1])[None] < sizes[:, None]
+        total += float(scores[live].sum())
+        known += float(scores[live & ~oov].sum())
+        done += int(sizes.sum())
+        if progress is not None:
+            progress(done, text.num_tokens)
+    return total, known
+
+
 def evaluate(
     model: LanguageModel,
     text: Text,
@@ -97,10 +152,10 @@ def evaluate(
     if rule not in ("reset", "carry"):
         raise ConfigError(f"context rule {rule!r} is not known; take reset or carry")
     num_streams = min(num_streams, text.num_tokens)
-    log_probs = token_log_probs(model, text, rule, num_streams, batch_tokens, progress)
-    oov = text.tokens == model.vocabulary.unk
-    oov[text.literal_unk] = False
-    total, known = float(log_probs.sum()), float(log_probs[~oov].sum())
+    if isinstance(text, PreparedText):
+        total, known = _sums_of_prepared(model, text, rule, num_streams, batch_tokens, progress)
+    else:
+        total, known = _sums(model, text, token_log_probs(model, text, rule, num_streams, batch_tokens, progress))
     return Report(
         perplexity=perplexity(total, text.num_tokens),
         log_likelihood=total,
@@ -113,6 +168,6 @@ def evaluate(
         literal_unk=text.num_unk,
         perplexity_without_oov=perplexity(known, max(1, text.num_tokens - text.num_oov)),
         bits_per_token=-total / math.log(2) / text.num_tokens,
-        bits_per_byte=-total / math.log(2) / text.num_bytes,
+        bits_per_byte=-total / math.log(2) / text.num_bytes if text.num_bytes else math.nan,  # ids may come without text
         vocabulary_size=len(model.vocabulary),
     )

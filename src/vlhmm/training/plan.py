@@ -1,14 +1,16 @@
 """Which batches each step of an epoch reads. A pure function of the text, the settings and the epoch's number."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from vlhmm.data.batches import Batch, sentence_batches, stream_batches
+from vlhmm.data.prepared import PreparedText
 from vlhmm.data.text import Text, shards, shuffled
 from vlhmm.errors import ConfigError
 from vlhmm.training.config import TrainingConfig
+from vlhmm.training.shares import extra_plan, share_plan
 from vlhmm.training.unknown_words import UnknownWords
 
 
@@ -21,11 +23,12 @@ def generator_for(seed: int, purpose: str, number: int) -> torch.Generator:
 
 def make_plan(
     text: Text, config: TrainingConfig, eos: int, extra: Text | None = None, unknown: UnknownWords | None = None
-) -> Callable[[int], list[list[Batch]]]:
+) -> Callable[[int], Sequence[list[Batch]]]:
     """epoch -> its steps, each a list of batches whose counts are gathered; no token is ever left out.
 
     With words held out (`unknown`) the text of every epoch is another one, of the same lines.
     With an extra text, every E-step reads the whole text and the next `extra_tokens` of the extra one, over and over.
+    The steps of a prepared text are read from disk one at a time.
     """
     if extra is not None:
         if config.method != "em" or config.em_tokens is not None or config.batch != "sentences":
@@ -33,6 +36,8 @@ def make_plan(
                 "an extra text needs training.method=em, training.batch=sentences and no training.em_tokens: "
                 "every E-step reads the whole training text and a share of the extra one"
             )
+        if isinstance(extra, PreparedText):
+            return extra_plan(extra, text, config, unknown)
         parts = [
             sentence_batches(part, config.batch_tokens)
             for part in shards(extra, config.extra_tokens or text.num_tokens)
@@ -48,6 +53,8 @@ def make_plan(
     if unknown is not None and unknown.any:
         held_out = unknown
         return lambda epoch: make_plan(held_out.at(epoch), config, eos)(epoch)
+    if isinstance(text, PreparedText):
+        return share_plan(text, config)
     if config.context == "paper":
         return lambda epoch: grouped(_shuffled_streams(text, config, eos, epoch), config)
     if config.batch == "streams":

@@ -8,7 +8,7 @@ of (seed, step), so a run that was killed goes on from its last checkpoint to th
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from vlhmm.training.make_blocks import make_blocks
 from vlhmm.training.plan import generator_for, make_plan
 from vlhmm.training.run_folder import RunFolder
 from vlhmm.training.schedules import Plateau, guide_weight_at, rate_at
+from vlhmm.training.shares import check_shares
 from vlhmm.training.unknown_words import UnknownWords
 from vlhmm.training.unseen_tokens import unseen_tokens
 
@@ -83,22 +84,17 @@ class TrainResult:
 
 
 def build_hmm(
-    config: RunConfig,
-    blocks: Blocks,
-    train_tokens: np.ndarray | None = None,
-    eos: int = 0,
-    counts: np.ndarray | None = None,
+    config: RunConfig, blocks: Blocks, text: Text | None = None, counts: np.ndarray | None = None
 ) -> HMM:
     """The untrained model of a run; with the training text its first biases are log frequencies.
 
     `counts` of words, (V,), stand in for those of the text where words are held out.
     """
     starts = None
-    if train_tokens is not None:
+    if text is not None:
         if counts is None:
-            counts = np.bincount(train_tokens, minlength=blocks.vocab_size).astype(np.float64)
-        first = np.concatenate([[True], train_tokens[:-1] == eos])
-        starts = np.bincount(train_tokens[first], minlength=blocks.vocab_size).astype(np.float64)
+            counts = text.word_counts(blocks.vocab_size).astype(np.float64)
+        starts = text.start_counts(blocks.vocab_size).astype(np.float64)
     return HMM(config.model, blocks, config.training.seed, counts, starts)
 
 
@@ -132,8 +128,9 @@ class Trainer:
         self.device = torch.device(device)
         unknown = UnknownWords(corpus.train, corpus.vocabulary, self.settings)
         counts = unknown.expected_counts() if unknown.any else None
-        self.hmm = build_hmm(config, blocks, corpus.train.tokens, corpus.vocabulary.eos, counts).to(self.device)
-        self.unseen = unseen_tokens(corpus.vocabulary, corpus.train.tokens, blocks, config.model)
+        self.hmm = build_hmm(config, blocks, corpus.train, counts).to(self.device)
+        word_counts = corpus.train.word_counts(len(corpus.vocabulary))
+        self.unseen = unseen_tokens(corpus.vocabulary, word_counts, blocks, config.model)
         if self.unseen is not None:
             self.unseen = self.unseen.to(self.device)
             self.unseen.copy_parameters(self.hmm)
@@ -157,8 +154,8 @@ class Trainer:
         self.plateau, self.carry, self.valid = Plateau(), None, None  # type: tuple[Plateau, Carry | None, float | None]
         self.log_likelihood, self.tokens = 0.0, 0  # since the last check
         self.buffers, self.tile_cache = Buffers(), None  # type: tuple[Buffers, TileCache | None]
-        self._epoch: tuple[int, list[list[Batch]]] = (0, first_epoch)
-        self._prepared: dict[int, Prepared] = {}
+        self._epoch: tuple[int, Sequence[list[Batch]]] = (0, first_epoch)
+        self._prepared: tuple[list[Batch], Prepared] | None = None  # the last step's
 
     # ---- one step
 
@@ -189,10 +186,13 @@ class Trainer:
         return kept
 
     def prepared(self, batches: list[Batch], carry_group: Tensor | None) -> Prepared:
-        key = id(batches)
-        if key not in self._prepared:
-            self._prepared = {key: prepare(batches, self.group_of_word, self.blocks.num_groups, carry_group)}
-        return self._prepared[key]  # EM on the whole text: the same batches every time
+        if self._prepared is None or self._prepared[0] is not batches:
+            self._prepared = None  # free its memory first
+            self._prepared = (
+                batches,
+                prepare(batches, self.group_of_word, self.blocks.num_groups, carry_group),
+            )
+        return self._prepared[1]  # EM on the whole text: the same batches every time
 
     def teach(self, batches: list[Batch]) -> None:
         """Has the teacher read the text, and say what it would have said after every token."""
@@ -502,6 +502,7 @@ def train(
     the same call goes on from there. With training.guide_weight a `teacher` gives evidence about the states.
     """
     refuse_guide(corpus, config, teacher)
+    check_shares(corpus.train, config.training)
     began = time.monotonic()
 
     def stop() -> str | None:
@@ -677,7 +678,7 @@ def open_run(
     if blocks is None:
         tokens = UnknownWords(corpus.train, corpus.vocabulary, config.training).for_clustering()
         blocks = make_blocks(config.model, tokens, corpus.vocabulary, config.training.seed, note)
-    counts = np.bincount(corpus.train.tokens, minlength=len(corpus.vocabulary))
+    counts = corpus.train.word_counts(len(corpus.vocabulary))
     blocks.write(folder.blocks_path, corpus.vocabulary.words, counts)
     folder.create(
         config,
@@ -729,7 +730,8 @@ def about_extra(corpus: Corpus) -> dict[str, Any]:
     """What the run folder keeps of an extra text: enough to refuse another one."""
     if corpus.extra is None:
         return {}
-    return {"extra_tokens": corpus.extra.num_tokens, "extra_sum": int(corpus.extra.tokens.astype(np.int64).sum())}
+    total = sum(int(tokens.sum(dtype=np.int64)) for tokens in corpus.extra.token_arrays())
+    return {"extra_tokens": corpus.extra.num_tokens, "extra_sum": total}
 
 
 def refuse_other_run(folder: RunFolder, stored: RunConfig, config: RunConfig) -> None:

@@ -58,8 +58,10 @@ class UnknownWords:
         self.rates = np.zeros(len(vocabulary))
         if settings.unknown_words == "held-out":
             self.rates = unknown_rates(text.tokens, vocabulary)
-        self.places = np.flatnonzero(self.rates[text.tokens])
-        self.probability = torch.from_numpy(self.rates[text.tokens[self.places]])
+        self.places, self.probability = np.zeros(0, np.int64), torch.zeros(0, dtype=torch.float64)
+        if self.rates.any():
+            self.places = np.flatnonzero(self.rates[text.tokens])
+            self.probability = torch.from_numpy(self.rates[text.tokens[self.places]])
 
     @property
     def any(self) -> bool:
@@ -81,9 +83,9 @@ class UnknownWords:
         tokens[self.places[chosen.numpy()]] = self.unk
         return replace(self.text, tokens=tokens)
 
-    def for_clustering(self) -> np.ndarray:
+    def for_clustering(self) -> np.ndarray | Text:
         """The tokens that blocks are made from: the text, and once more with words held out, where <unk> has neighbours."""
-        return np.concatenate([self.text.tokens, self.at(0).tokens]) if self.any else self.text.tokens
+        return np.concatenate([self.text.tokens, self.at(0).tokens]) if self.any else self.text
 
     def expected_counts(self) -> np.ndarray:
         """How often each word is read in an epoch, on average, (V,)."""

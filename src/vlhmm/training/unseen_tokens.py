@@ -22,6 +22,8 @@ from torch import Tensor
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.clustering.cluster import ClusteringResult, cluster_words
 from vlhmm.components.config import ModelConfig
+from vlhmm.data.prepared import token_stream
+from vlhmm.data.text import Text
 from vlhmm.data.tokenizer import TokenVocabulary
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import ConfigError
@@ -78,7 +80,7 @@ def partner_of_token(vocabulary: TokenVocabulary, counts: np.ndarray) -> np.ndar
 
 
 def token_blocks(
-    found: ClusteringResult, tokens: np.ndarray, vocabulary: TokenVocabulary, sweeps: int
+    found: ClusteringResult, tokens: np.ndarray | Text, vocabulary: TokenVocabulary, sweeps: int
 ) -> np.ndarray:
     """block_of_word (V,): Brown clusters of the ordinary tokens, special ones apart, unseen ones with their partners.
 
@@ -93,7 +95,7 @@ def token_blocks(
     ordinary[special] = False
     blocks, own = found.block_of_word.copy(), int(found.block_of_word[vocabulary.eos])
     if counts[vocabulary.eos] == 0 or (blocks[ordinary] == own).any() or len(np.unique(blocks[ordinary])) < num_blocks - 1:
-        blocks = cluster_words(tokens, len(vocabulary), num_blocks - 1, sweeps=sweeps).block_of_word.copy()
+        blocks = cluster_words(token_stream(tokens), len(vocabulary), num_blocks - 1, sweeps=sweeps).block_of_word.copy()
         own = num_blocks - 1
         empty = np.setdiff1d(np.arange(own), blocks[ordinary])
         if len(empty):  # special tokens had a cluster among these too: it takes the place of the last
@@ -136,14 +138,13 @@ class UnseenTokens:
 
 
 def unseen_tokens(
-    vocabulary: Vocabulary, tokens: np.ndarray, blocks: Blocks, config: ModelConfig
+    vocabulary: Vocabulary, counts: np.ndarray, blocks: Blocks, config: ModelConfig
 ) -> UnseenTokens | None:
     """The tied rows of a model over a tokenizer's ids; None for models over words, and where every id was seen."""
     if not isinstance(vocabulary, TokenVocabulary):
         return None
     if config.parameterization != "neural":
         raise ConfigError("a model over a tokenizer's ids takes model.parameterization=neural: unseen ids share vectors")
-    counts = np.bincount(tokens, minlength=len(vocabulary))
     partner = partner_of_token(vocabulary, counts)
     unseen = np.flatnonzero(partner >= 0)
     if not len(unseen):
@@ -154,7 +155,7 @@ def unseen_tokens(
     never = int((~special).sum())
     once = int((counts == counts[counts > 0].min()).sum())
     ratio = math.log(min(1.0, once / never)) if never else 0.0
-    log_ratio = np.where(special, -math.log(1 + len(tokens)), ratio)
+    log_ratio = np.where(special, -math.log(1 + int(counts.sum())), ratio)
     return UnseenTokens(
         torch.from_numpy(unseen), torch.from_numpy(partner[unseen]), torch.from_numpy(log_ratio).float()
     )

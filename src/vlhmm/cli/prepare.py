@@ -1,0 +1,121 @@
+"""`vlhmm prepare`: texts in, a folder of ids out that train, cluster and evaluate read without holding it in memory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vlhmm.cli.common import note_to, tokens, verb_parser
+
+EPILOG = """\
+TEXT is a file of whitespace-tokenized text, one sentence a line (UTF-8; .gz, .zst too), or - for standard input.
+Several files are one text, in the order given.
+
+examples:
+  vlhmm prepare part-*.txt.zst --max-vocab 50000 --out data/news
+  vlhmm train data/news --valid valid.txt --set training.em_tokens=2000000 --out runs/news
+  vlhmm cluster data/news --blocks 512 --out paths.txt
+  vlhmm prepare held-out.txt --vocab data/news/vocabulary.txt --out data/held-out
+  vlhmm prepare samples-*.jsonl.gz --tokenizer tokenizer.json --out data/samples      subword ids
+
+The text is read once and written as shards of 16- or 32-bit ids with line ends and checksums; docs/prepared.md has
+the layout. Memory does not grow with the text.
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """The parser of this verb, added to `subparsers`."""
+    parser = verb_parser(
+        subparsers,
+        "prepare",
+        "write texts as memory-mapped ids, for texts larger than memory",
+        "Write texts as shards of ids with checksums.",
+        EPILOG,
+    )
+    parser.add_argument("texts", metavar="TEXT", nargs="+", help="a text file, or - for standard input")
+    parser.add_argument("--out", metavar="DIR", required=True, help="the folder to write")
+    parser.add_argument("--vocab", metavar="FILE", help="a given vocabulary, one word a line")
+    parser.add_argument(
+        "--tokenizer", metavar="PATH", help="a Hugging Face tokenizer.json: its ids (pip install 'vlhmm[llm]')"
+    )
+    parser.add_argument(
+        "--end-of-text", metavar="TOKEN", help="the tokenizer's token after every text (default: <|im_end|>, </s>, ...)"
+    )
+    parser.add_argument("--max-vocab", type=int, metavar="N", help="keep the N most frequent words")
+    parser.add_argument("--min-count", type=int, default=1, metavar="N", help="keep words seen N times or more")
+    parser.add_argument(
+        "--shard-tokens", type=tokens, default=1 << 25, metavar="N", help="tokens per shard (default: 2^25)"
+    )
+    parser.add_argument(
+        "--max-types",
+        type=tokens,
+        default=1 << 22,
+        metavar="N",
+        help="distinct words to count; words first met after so many become <unk> (default: 2^22)",
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no notes")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 when the folder is whole."""
+    from vlhmm.cli.train import given_vocabulary
+    from vlhmm.data.prepared import prepare
+
+    vocabulary = given_vocabulary(args)
+    with _progress(args.quiet) as progress:
+        text = prepare(
+            args.texts,
+            args.out,
+            vocabulary,
+            args.max_vocab,
+            args.min_count,
+            shard_tokens=args.shard_tokens,
+            max_types=args.max_types,
+            note=note_to(args.quiet),
+            progress=progress,
+        )
+    summary = {
+        "out": args.out,
+        "tokens": text.num_tokens,
+        "sentences": text.num_sentences,
+        "vocabulary_size": len(text.vocabulary),
+        "oov": text.num_oov,
+        "literal_unk": text.num_unk,
+        "bytes": text.num_bytes,
+        "shards": len(text.shards),
+        "digest": text.digest,
+    }
+    if args.format == "json":
+        print(json.dumps(summary))
+    else:
+        print(
+            f"{args.out}: {text.num_tokens:,} tokens in {text.num_sentences:,} lines, {len(text.vocabulary):,} words, "
+            f"{text.num_oov:,} tokens out of vocabulary, {len(text.shards)} shards"
+        )
+    return 0
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar over tokens on a terminal; silent elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def draw(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=f"{stage} {done / 1e6:,.1f}M tokens", completed=done, total=total or None)
+
+        yield draw
