@@ -282,12 +282,33 @@ def test_score_next_posteriors_and_infill_are_the_librarys(client):
         assert client.post("/v1/infill", template=template, mode=mode).status_code == 200
 
 
+def test_streamed_fills_begin_with_the_constraint(client):
+    wish = {"template": f"{A} [MASK:1-2]", "must_contain": B, "seed": 0, "n": 10}
+    answer = client.post("/v1/infill", stream=True, **wish)
+    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    first, *rest = map(json.loads, events[:-1])
+    assert events[-1] == "[DONE]" and first["fills"] == []
+    assert first["constraint_log_prob"] == client.post("/v1/infill", **wish).json()["constraint_log_prob"]
+    fills = [fill for part in rest for fill in part["fills"]]
+    assert len(fills) == 10 and all(B in fill["text"].split()[1:] or A == B for fill in fills)
+    refused = client.post("/v1/infill", template=A, stream=True)
+    assert refused.status_code == 400 and "gap" in refused.json()["error"]["message"]
+
+
 def test_states_words_blocks_and_the_map(client):
     assert client.get("/v1/states/0").json()["state"] == 0
     assert client.get(f"/v1/words/{A}").json()["word"] == A
     assert client.get("/v1/blocks/0").json()["block"] == 0
     found = client.get("/v1/map").json()
-    assert all(sum(row) == pytest.approx(1, abs=1e-4) for row in found["matrix"])
+    numbers, paths = [b["block"] for b in found["blocks"]], [b["path"] for b in found["blocks"]]
+    assert sorted(numbers) == list(range(len(numbers))) and paths == sorted(paths)
+    for number, row in zip(numbers, found["matrix"], strict=True):
+        assert sum(row) == pytest.approx(1, abs=1e-4)
+        view = client.get(f"/v1/blocks/{number}?top=100").json()
+        for share in view["next_blocks"]:
+            assert row[numbers.index(share["block"])] == pytest.approx(share["probability"], abs=1e-5)
+    examples = client.get(f"/v1/words/{A}").json()["examples"]
+    assert examples and all(example["words"][place] == A for example in examples for place in example["places"])
     for path in ("/v1/states/999999", "/v1/states/x", "/v1/words/zzz", "/v1/blocks/999"):
         answer = client.get(path)
         assert answer.status_code == 404 and answer.json()["error"]["message"]

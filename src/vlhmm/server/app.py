@@ -27,7 +27,7 @@ from vlhmm.server.errors import RequestError
 from vlhmm.server.explorer import Explorer
 from vlhmm.server.limits import Limits
 from vlhmm.server.openapi import document
-from vlhmm.server.responses import json_response, off_loop
+from vlhmm.server.responses import event_stream, json_response, off_loop
 from vlhmm.server.scheduler import CallJob, Job, Scheduler, ScoreJob
 from vlhmm.server.tokenizer import Tokenizer
 
@@ -46,8 +46,10 @@ _PAGE_HEADERS = {
 PAGE_FILES = {
     "index.html": "text/html; charset=utf-8",
     "style.css": "text/css; charset=utf-8",
-    "app.js": "text/javascript; charset=utf-8",
-    "views.js": "text/javascript; charset=utf-8",
+    "elements.js": "text/javascript; charset=utf-8",
+    "activities.js": "text/javascript; charset=utf-8",
+    "explorer.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
 }
 
 
@@ -199,15 +201,68 @@ class Server:
                 return done.result()
             if gone.done():
                 raise ClientDisconnect
-            raise RequestError(
-                f"the answer took longer than {self.limits.seconds:g} seconds; ask for less at once", None, 504
-            )
+            raise self.too_slow()
         finally:
             job.give_up()
             done.cancel()
             gone.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await gone
+
+    async def parts(self, make: Callable[[Callable[[Any], None]], Job]) -> AsyncIterator[Any]:
+        """Return what a job hands out while it runs; what goes wrong before the first part is raised at once.
+
+        `make` is given the function to hand parts to. The job ends with the iterator.
+        """
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
+        end = object()
+        stack = contextlib.ExitStack()
+        stack.enter_context(self.admitted())
+
+        def listen(part: Any) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, part)
+
+        job = make(listen)
+        stack.callback(job.give_up)
+        deadline = loop.time() + self.limits.seconds
+        self.scheduler.submit(job)
+        job.future.add_done_callback(lambda _: loop.call_soon_threadsafe(queue.put_nowait, end))
+
+        async def take() -> Any:
+            try:
+                part = await asyncio.wait_for(queue.get(), max(0.0, deadline - loop.time()))
+            except TimeoutError:
+                raise self.too_slow() from None
+            if part is end:
+                if job.future.cancelled():
+                    raise RequestError("the server is stopping", None, 503, retry_after=5)
+                error = job.future.exception()
+                if error is not None and not isinstance(error, VlhmmError | RequestError):
+                    log.error("a stream failed", exc_info=error)
+                    raise RequestError("the server failed; its log says why", None, 500)
+                if error is not None:
+                    raise error if isinstance(error, RequestError) else RequestError(" ".join(str(error).split()))
+            return part
+
+        try:
+            first = await take()
+        except BaseException:
+            stack.close()
+            raise
+
+        async def rest() -> AsyncIterator[Any]:
+            part = first
+            with stack:
+                while part is not end:
+                    yield part
+                    part = await take()
+
+        return rest()
+
+    def too_slow(self) -> RequestError:
+        return RequestError(
+            f"the answer took longer than {self.limits.seconds:g} seconds; ask for less at once", None, 504
+        )
 
     async def ask(self, request: Request, call: Callable[[], Any], what: str | None = None) -> Response:
         """Answer with what a function returns in the worker thread; `what` needs hidden states."""
@@ -228,10 +283,22 @@ class Server:
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "stopping" if self.stopping else "ok"}, 503 if self.stopping else 200)
 
+    def card(self) -> dict[str, Any]:
+        """Return what there is to know of the model."""
+        blocks = self.model.tables.blocks if has_hidden_states(self.model) else None
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "vlhmm",
+            "vocab_size": len(self.model.vocabulary),
+            "context": getattr(self.model, "rule", None),
+            "num_states": blocks.num_real_states if blocks is not None else None,
+            "num_blocks": blocks.num_groups if blocks is not None and blocks.partition else None,
+        }
+
     async def _models(self, request: Request) -> Response:
-        card = {"id": self.name, "object": "model", "created": self.created, "owned_by": "vlhmm"}
-        card |= {"vocab_size": len(self.model.vocabulary), "context": getattr(self.model, "rule", None)}
-        return JSONResponse({"object": "list", "data": [card]})
+        return JSONResponse({"object": "list", "data": [self.card()]})
 
     async def _openapi(self, request: Request) -> Response:
         return JSONResponse(document(_version(), self.limits, len(self.model.vocabulary), self.api_key is not None))
@@ -272,7 +339,7 @@ class Server:
     async def _next(self, request: Request) -> Response:
         body = await self.body(request)
         context = read.text(body, "context", "")
-        top_k = read.integer(body, "top_k", 10, 1, len(self.model.vocabulary))
+        top_k = read.integer(body, "top_k", 10, 1, max(1000, len(self.model.vocabulary)))
         self.check_tokens(len(context.split()), "context")
         return await self.ask(request, lambda: queries.next_words(self.model, context, top_k or 10))
 
@@ -299,17 +366,42 @@ class Server:
         n = read.integer(body, "n", 1, 1, limits.n) or 1
         top_k = read.integer(body, "top_k", 10, 1, limits.logprobs) or 10
         eos, allow_eos = read.boolean(body, "eos", True), read.boolean(body, "allow_eos", False)
+        stream = read.boolean(body, "stream", False)
         seed = self.seed(body)
         self.check_tokens(len(template.split()), "template")
         queries.check_template(self.model, template, limits)
         constraint = queries.constraint_of(body, limits)
-        return await self.ask(
-            request,
-            lambda: queries.infill(
-                self.model, template, constraint, scope, eos, allow_eos, mode, n, seed, top_k, limits
-            ),
-            "infill",
-        )
+        self.check_states("infill")
+
+        def parts() -> Iterator[dict[str, Any]]:
+            return queries.infill_parts(
+                self.model,
+                template,
+                constraint,
+                scope,
+                eos,
+                allow_eos,
+                mode,
+                n,
+                seed,
+                top_k,
+                limits,
+                4 if stream else n,
+            )
+
+        if not stream:
+            return await self.ask(request, lambda: queries.joined(parts()))
+
+        def make(listen: Callable[[Any], None]) -> Job:
+            def call(given_up: Callable[[], bool]) -> None:
+                for part in parts():
+                    if given_up():
+                        return
+                    listen(part)
+
+            return CallJob(call)
+
+        return event_stream(await self.parts(make))
 
     async def _summary(self, request: Request) -> Response:
         top = self.top(request, 20)

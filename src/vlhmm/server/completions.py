@@ -1,6 +1,5 @@
 """`POST /v1/completions`: OpenAI's fields, answered exactly. Input: a request's body. Output: JSON or events."""
 
-import asyncio
 import itertools
 import math
 import time
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vlhmm.errors import VlhmmError
 from vlhmm.server import queries
 from vlhmm.server import requests as read
 from vlhmm.server.errors import RequestError
@@ -155,7 +153,7 @@ async def answer(server: "Server", request: Request, body: read.Body) -> Respons
             return event_stream(_replayed(wanted, choices, completed))
         return await json_response(wanted.envelope(choices, wanted.usage(completed)))
     if wanted.stream:
-        return event_stream(await _streamed(wanted, request))
+        return event_stream(await _streamed(wanted))
     with server.admitted():
         prompts = [wanted.bare(prompt) for prompt in wanted.prompts]
         scored: list[list[Token]] | None = None
@@ -252,70 +250,30 @@ async def _replayed(wanted: Completion, choices: list[dict[str, Any]], completed
         yield wanted.envelope([], wanted.usage(completed))
 
 
-async def _streamed(wanted: Completion, request: Request) -> AsyncIterator[dict[str, Any]]:
+async def _streamed(wanted: Completion) -> AsyncIterator[dict[str, Any]]:
     """Return the events of a completion; what is wrong with it is raised before the first."""
     server = wanted.server
     if wanted.wishes.max_tokens == 0:
         raise RequestError("max_tokens is 0, expected at least 1 for a stream", "max_tokens")
-    loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece | None]()
-
-    def listen(piece: Piece) -> None:
-        loop.call_soon_threadsafe(pieces.put_nowait, piece)
-
     prompts = [wanted.bare(prompt) for prompt in wanted.prompts]
     generation = Generation(server.model, prompts, wanted.n, wanted.wishes, server.tokenizer.word)
-    job = GenerateJob(generation, listen)
-    admission = server.admitted()
-    admission.__enter__()
-    deadline = loop.time() + server.limits.seconds
-    server.scheduler.submit(job)
-    job.future.add_done_callback(lambda _: loop.call_soon_threadsafe(pieces.put_nowait, None))
-    try:
-        first = await asyncio.wait_for(pieces.get(), server.limits.seconds)
-        if first is None and job.future.done() and not job.future.cancelled():
-            error = job.future.exception()
-            if error is not None:
-                raise error
-    except BaseException as error:
-        job.give_up()
-        admission.__exit__(None, None, None)
-        if isinstance(error, TimeoutError):
-            raise RequestError("the answer took too long; ask for less at once", None, 504) from None
-        raise
+    pieces: AsyncIterator[Piece] = await server.parts(lambda listen: GenerateJob(generation, listen))
 
     async def events() -> AsyncIterator[dict[str, Any]]:
-        piece = first
         offsets = [0] * len(generation.rows)
-        try:
-            while piece is not None:
-                if piece.text or piece.finish:
-                    given = wanted.prompts[piece.row // wanted.n]
-                    words = []
-                    for number, token in enumerate(piece.tokens):
-                        blank = " " if given or number or offsets[piece.row] else ""
-                        words.append(blank + server.tokenizer.word(token.id))
-                    logprobs = wanted.logprobs_json(piece.tokens, words, offsets[piece.row])
-                    offsets[piece.row] += sum(map(len, words))
-                    yield wanted.envelope([wanted.choice(piece.row, piece.text, logprobs, piece.finish)], None)
-                left = deadline - loop.time()
-                if left <= 0:
-                    break
-                try:
-                    piece = await asyncio.wait_for(pieces.get(), left)
-                except TimeoutError:
-                    break
-            if job.future.done() and not job.future.cancelled() and job.future.exception() is not None:
-                error = job.future.exception()
-                message = str(error) if isinstance(error, VlhmmError) else "the server failed; its log says why"
-                yield RequestError(message, None, 500).body()
-            elif not job.future.done() or job.future.cancelled():
-                reason = "the server is stopping" if server.stopping else "the answer took too long; ask for less"
-                yield RequestError(reason, None, 503).body()
-            elif wanted.include_usage:
-                yield wanted.envelope([], wanted.usage(sum(len(row.tokens) for row in generation.rows)))
-        finally:
-            job.give_up()
-            admission.__exit__(None, None, None)
+        async for piece in pieces:
+            if not (piece.text or piece.finish):
+                continue
+            given = wanted.prompts[piece.row // wanted.n]
+            words = []
+            for number, token in enumerate(piece.tokens):
+                blank = " " if given or number or offsets[piece.row] else ""
+                words.append(blank + server.tokenizer.word(token.id))
+            logprobs = wanted.logprobs_json(piece.tokens, words, offsets[piece.row])
+            offsets[piece.row] += sum(map(len, words))
+            yield wanted.envelope([wanted.choice(piece.row, piece.text, logprobs, piece.finish)], None)
+        if wanted.include_usage:
+            yield wanted.envelope([], wanted.usage(sum(len(row.tokens) for row in generation.rows)))
 
     return events()
 

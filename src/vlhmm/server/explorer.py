@@ -10,10 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from vlhmm.analysis.inspect import Inspector
 from vlhmm.analysis.stationary import usage_of
+from vlhmm.clustering.brown import merge_classes
 from vlhmm.data.user_text import generator_of
 from vlhmm.lattice.sampling import Draw
 from vlhmm.process import process_of
@@ -21,6 +23,10 @@ from vlhmm.queries.sample import next_states
 
 _EXAMPLES = 2_000
 _EXAMPLE_WORDS = 40
+_EXAMPLES_SHOWN = 5
+_WORDS_SHOWN = 5  # that a block is shown by
+_BLOCKS_AT_ONCE = 64
+_PAIRS = 1_000_000  # of blocks, that the model's frequencies are written as for the tree
 
 
 class Explorer:
@@ -39,39 +45,66 @@ class Explorer:
 
     def state(self, state: int, top: int = 10) -> dict[str, Any]:
         """Return a state's words, neighbours, usage and example sentences."""
-        return plain(self.inspector.state(state, top)) | {"examples": self.examples.get(state, [])[:5]}
+        return plain(self.inspector.state(state, top)) | {"examples": self._examples(lambda word, z: z == state)}
 
     def word(self, word: str, top: int = 10) -> dict[str, Any]:
-        """Return the states a word comes from and what stands around it."""
-        return plain(self.inspector.word(word, top))
+        """Return the states a word comes from, what stands around it, and example sentences."""
+        view = plain(self.inspector.word(word, top))
+        return view | {"examples": self._examples(lambda each, z: each == view["id"])}
 
     def block(self, block: int, top: int = 10) -> dict[str, Any]:
-        """Return a block's words, states, neighbours and usage."""
-        return plain(self.inspector.block(block, top))
+        """Return a block's words, states, neighbours, usage and example sentences."""
+        view = plain(self.inspector.block(block, top))
+        states = set(self.model.tables.states_of_group[block].tolist())
+        return view | {"examples": self._examples(lambda word, z: z in states)}
 
     @cached_property
     def block_map(self) -> dict[str, Any]:
-        r"""The block-by-block matrix $p(block' | block)$, blocks in the order of their numbers.
+        r"""The block-by-block matrix $p(block' | block)$, blocks in the order of Brown's tree above them.
 
-        Brown clustering numbers blocks along its tree, so that neighbours in the matrix are neighbours in the tree.
+        The tree is that of merging the two blocks whose union costs the least mutual information of neighbours, again
+        and again, under the model's own frequencies. One pass over the transitions, and $O(M^3)$ for the tree.
         """
-        summary = self.inspector.summary(1)
-        count = summary.num_blocks
-        if count is None:
+        inspector, tables = self.inspector, self.model.tables
+        if not inspector.blocks.partition:
             return {"blocks": [], "matrix": []}
-        blocks, matrix = [], []
-        for number in range(count):
-            view = self.inspector.block(number, max(count, 5))
-            row = [0.0] * count
-            for share in view.next_blocks:
-                row[share.block] = round(share.probability, 6)
-            matrix.append(row)
-            blocks.append({"block": number, "usage": view.usage, "words": [share.word for share in view.words[:5]]})
-        return {"blocks": blocks, "matrix": matrix}
+        count = inspector.blocks.num_groups
+        mass = inspector.usage.view(count, -1)
+        within = mass / mass.sum(1, keepdim=True).clamp(min=1e-300)
+        restart = inspector.restart[tables.states_of_group]
+        parts, blocks = [], []
+        for first in range(0, count, _BLOCKS_AT_ONCE):
+            some = slice(first, min(first + _BLOCKS_AT_ONCE, count))
+            moved = tables.advance_from(
+                torch.arange(some.start, some.stop, device=tables.device), within[some] * (1 - restart[some])
+            )
+            moved = moved + (within[some] * restart[some]).sum(1, keepdim=True) * inspector.start
+            parts.append(moved.view(len(moved), count, -1).sum(2))
+        matrix, shares = torch.cat(parts).cpu().numpy(), mass.sum(1).cpu().numpy()
+        paths = merge_classes(np.rint(shares[:, None] * matrix * _PAIRS).astype(np.int64)).paths
+        order = sorted(range(count), key=paths.__getitem__)
+        names, frequency = self.model.vocabulary.words, inspector.frequency
+        for number in order:
+            words = torch.from_numpy(inspector.blocks.words_of_group(number)).to(frequency.device)
+            top = frequency[words].topk(min(_WORDS_SHOWN, len(words))).indices
+            shown = [names[i] for i in words[top].tolist()]
+            blocks.append({"block": number, "path": paths[number], "usage": float(shares[number]), "words": shown})
+        return {"blocks": blocks, "matrix": matrix[order][:, order].round(6).tolist()}
+
+    def _examples(self, fits: Callable[[int, int], bool]) -> list[dict[str, Any]]:
+        """Return the shortest drawn sentences with a word and state that fit, and where those are."""
+        names, found = self.model.vocabulary.words, []
+        for words, states in self._drawn:
+            places = [place for place, pair in enumerate(zip(words, states, strict=True)) if fits(*pair)]
+            if places:
+                found.append({"words": [names[word] for word in words], "places": places})
+            if len(found) == _EXAMPLES_SHOWN:
+                break
+        return found
 
     @cached_property
-    def examples(self) -> dict[int, list[dict[str, Any]]]:
-        """Sentences drawn with their states, by the states they visit; the shortest first."""
+    def _drawn(self) -> list[tuple[list[int], list[int]]]:
+        """Sentences drawn with their states, more than three words each, the shortest first."""
         process = process_of(self.model)
         draw = Draw(generator_of(0))
         words_of: list[list[int]] = [[] for _ in range(_EXAMPLES)]
@@ -88,15 +121,8 @@ class Explorer:
             if not len(going):
                 break
             state = next_states(process, state, draw)
-        found: dict[int, list[dict[str, Any]]] = {}
-        names = self.model.vocabulary.words
-        for ids, states in sorted(zip(words_of, states_of, strict=True), key=lambda pair: len(pair[0])):
-            sentence = [names[word] for word in ids]
-            for place, z in enumerate(states):
-                known = found.setdefault(z, [])
-                if len(known) < 5 and len(sentence) > 3:
-                    known.append({"words": sentence, "place": place})
-        return found
+        drawn = [pair for pair in zip(words_of, states_of, strict=True) if len(pair[0]) > 3]
+        return sorted(drawn, key=lambda pair: len(pair[0]))
 
 
 def plain(view: Any) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""The page without a server. Input: a server's explorer. Output: a folder with the page and its answers as one file.
+"""The page without a server. Input: a server's explorer. Output: a folder to put on any web site, or to open as it is.
 
-`data.json` holds the summary, the map of blocks, every block and the most used states; the page asks it instead of a
-server when it is there.
+`data.js` holds the map of blocks, every block and the most used states; the page reads it instead of asking a server.
 """
 
 import json
@@ -23,8 +22,7 @@ def export_page(server: "Server", folder: str | Path, num_states: int) -> int:
     states = [int(state) for state in usage.argsort(descending=True)[:num_states] if float(usage[state]) > 0]
     block_map = explorer.block_map
     data: dict[str, Any] = {
-        "model": server.name,
-        "summary": explorer.summary(20),
+        "model": server.card(),
         "map": block_map,
         "states": {str(state): explorer.state(state) for state in states},
         "blocks": {str(entry["block"]): explorer.block(entry["block"]) for entry in block_map["blocks"]},
@@ -32,7 +30,8 @@ def export_page(server: "Server", folder: str | Path, num_states: int) -> int:
     for name in PAGE_FILES:
         content = (PAGE / name).read_bytes()
         if name == "index.html":
-            content = content.replace(b'data-export=""', b'data-export="data.json"')
+            content = content.replace(b"<!-- data -->", b'<script defer src="data.js"></script>')
         write_atomically(folder / name, content)
-    write_atomically(folder / "data.json", json.dumps(data, separators=(",", ":")).encode())
+    written = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    write_atomically(folder / "data.js", f"window.VLHMM_DATA = {written};\n".encode())
     return len(PAGE_FILES) + 1

@@ -31,7 +31,7 @@ def document(version: str, limits: Limits, vocab_size: int, needs_key: bool) -> 
         "/v1/next": {
             "post": _post(
                 "The exact distribution of the next word",
-                _object({"context": _text(), "top_k": _integer(1, vocab_size)}),
+                _object({"context": _text(), "top_k": _integer(1, max(1000, vocab_size))}),
             )
         },
         "/v1/posteriors": {
@@ -153,6 +153,7 @@ def _infill(limits: Limits) -> Schema:
             "n": _integer(1, limits.n),
             "seed": _integer(-(1 << 63), (1 << 63) - 1),
             "top_k": _integer(1, limits.logprobs),
+            "stream": _boolean(),
             "eos": _boolean(),
             "allow_eos": _boolean(),
             "scope": {"enum": ["text", "gaps"]},

@@ -1,7 +1,7 @@
 """The library's exact queries as JSON. Input: a model and checked arguments. Output: what the routes answer."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from vlhmm.constraints.constraint import (
@@ -12,11 +12,11 @@ from vlhmm.constraints.constraint import (
     must_not,
     regex,
 )
-from vlhmm.data.user_text import encode_words
+from vlhmm.data.user_text import encode_words, generator_of
 from vlhmm.data.vocabulary import EOS
 from vlhmm.lattice.template import Fixed, Gap, Item, parse_template
 from vlhmm.queries.decode import decode, posteriors
-from vlhmm.queries.infill import Infilling, prepare, prepare_items
+from vlhmm.queries.infill import Fill, GapDistribution, Infilling, prepare, prepare_items
 from vlhmm.queries.left_to_right import next_distribution
 from vlhmm.queries.score import token_scores, total
 from vlhmm.queries.word_posterior import word_posteriors
@@ -25,8 +25,6 @@ from vlhmm.server.errors import RequestError
 from vlhmm.server.limits import Limits
 from vlhmm.server.scoring import Token
 from vlhmm.server.tokenizer import Tokenizer
-
-GivenUp = Callable[[], bool]
 
 
 def finite(value: float) -> float | None:
@@ -50,6 +48,7 @@ def next_words(model: Any, context: str, top_k: int) -> dict[str, Any]:
     found = next_distribution(model, context)
     return {
         "context": context,
+        "eos": model.vocabulary.words[model.vocabulary.eos],
         "oov": encode_words(model.vocabulary, context).num_oov(model.vocabulary),
         "entropy": found.entropy,
         "sum": float(found.probabilities.sum()),
@@ -139,7 +138,7 @@ def check_template(model: Any, template: str, limits: Limits) -> None:
         )
 
 
-def infill(
+def infill_parts(
     model: Any,
     template: str,
     constraint: Constraint | None,
@@ -151,8 +150,12 @@ def infill(
     seed: int,
     top_k: int,
     limits: Limits,
-) -> dict[str, Any]:
-    """Return fills, the best fill or marginals of a template's gaps, and the probability of the constraint."""
+    at_once: int,
+) -> Iterator[dict[str, Any]]:
+    """Yield the answer about a template's gaps: first the probability of the constraint, then draws, `at_once` at a time.
+
+    The best fill and the marginals come in one part.
+    """
     if constraint is not None:
         compile_constraint(constraint, model.vocabulary, limits.automaton_states)
     ready = prepare(model, template, constraint, scope, eos, allow_eos, limits.memory)  # type: ignore[arg-type]
@@ -164,36 +167,47 @@ def infill(
         "constraint_probability": None if ready.log_constraint is None else math.exp(ready.log_constraint),
     }
     if mode == "sample":
-        answer["fills"] = [fill_json(fill) for fill in ready.sample(n, seed)]
+        yield answer | {"fills": []}
+        generator = generator_of(seed)
+        for first in range(0, n, at_once):
+            drawn = ready.sample(min(at_once, n - first), generator)
+            yield {"fills": [fill_json(model, fill) for fill in drawn]}
     elif mode == "best":
         best = ready.best()
-        answer["fills"] = [fill_json(best.fill)]
-        answer["criterion"] = best.criterion
+        yield answer | {"fills": [fill_json(model, best.fill)], "criterion": best.criterion}
     else:
-        answer["gaps"] = [
-            {
-                "lengths": [
-                    {
-                        "length": words,
-                        "probability": probability,
-                        "places": [
-                            [{"word": w.word, "probability": w.probability} for w in place.top(top_k)]
-                            for place in gap.words.get(words, [])
-                        ],
-                    }
-                    for words, probability in gap.lengths.items()
-                    if probability > 0
-                ]
-            }
-            for gap in ready.marginals()
-        ]
-    return answer
+        yield answer | {"gaps": [gap_json(gap, top_k) for gap in ready.marginals()]}
 
 
-def fill_json(fill: Any) -> dict[str, Any]:
+def joined(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return the parts of an answer as one: lists of fills are put together."""
+    whole: dict[str, Any] = {}
+    for part in parts:
+        fills = whole.get("fills", []) + part.get("fills", [])
+        whole |= part
+        if "fills" in whole:
+            whole["fills"] = fills
+    return whole
+
+
+def gap_json(gap: GapDistribution, top_k: int) -> dict[str, Any]:
+    """Return a gap's lengths and, for each, the words of each place."""
+    lengths = []
+    for words, probability in gap.lengths.items():
+        if probability > 0:
+            places = [
+                [{"word": w.word, "probability": w.probability} for w in place.top(top_k)]
+                for place in gap.words.get(words, [])
+            ]
+            lengths.append({"length": words, "probability": probability, "places": places})
+    return {"lengths": lengths}
+
+
+def fill_json(model: Any, fill: Fill) -> dict[str, Any]:
+    """Return a fill with its exact probability."""
     return {
         "text": fill.text,
-        "gaps": [" ".join(words) for words in fill.gaps],
+        "gaps": [model.vocabulary.join(words) for words in fill.gaps],
         "log_prob": finite(fill.log_prob),
         "probability": math.exp(fill.log_prob),
     }

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 from starlette.responses import Response, StreamingResponse
 
+from vlhmm.server.errors import RequestError
+
 T = TypeVar("T")
 _SMALL = 4096  # characters or entries that the event loop itself may handle
 
@@ -33,11 +35,14 @@ async def json_response(content: Any, size: int = 0) -> Response:
 
 
 def event_stream(events: AsyncIterator[Any]) -> StreamingResponse:
-    """Send JSON values as server-sent events, then [DONE]."""
+    """Send JSON values as server-sent events, then [DONE]; an error on the way is the last event before it."""
 
     async def lines() -> AsyncIterator[bytes]:
-        async for event in events:
-            yield f"data: {json.dumps(event)}\n\n".encode()
+        try:
+            async for event in events:
+                yield f"data: {json.dumps(event)}\n\n".encode()
+        except RequestError as error:
+            yield f"data: {json.dumps(error.body())}\n\n".encode()
         yield b"data: [DONE]\n\n"
 
     return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
