@@ -2,6 +2,7 @@
 
 import gzip
 import itertools
+import json
 import math
 import os
 import time
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from contract import check_language_model
 from vlhmm.baselines import load_baseline
 from vlhmm.baselines.kneser_ney import FALLBACK_DISCOUNTS, KneserNey, estimate, save
+from vlhmm.cli.main import main
 from vlhmm.data.text import Text, encode, learn
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, DataError, QueryError
@@ -376,3 +378,47 @@ def test_estimation_reads_what_learn_makes():
     vocabulary, text = learn([["a", "b"], [], ["a"]])
     model = estimate(text, vocabulary)
     assert model.order == 5 and evaluate(model, text, rule="reset").perplexity < len(vocabulary)
+
+
+def test_fallback_discounts_are_told(tmp_path, capsys):
+    (tmp_path / "text").write_text("the cat\nthe dog\n")
+    text = str(tmp_path / "text")
+    assert main(["baseline", "kn", text, "--valid", text, "--order", "2", "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["settings"]["fallback_orders"] == [1, 2]
+    assert "Kneser-Ney order 1, 2: the counts of counts allow no discounts" in err and err.count("\n") == 1
+    assert main(["baseline", "kn", text, "--valid", text, "--order", "2", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+    model, _, _ = make(zipf_sentences(1, 400), 3)
+    assert model.fallback_orders == [n for n, d in enumerate(model.discounts, 1) if d == FALLBACK_DISCOUNTS] != [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["model.arpa", "model.arpa.gz"])
+def test_commands_read_arpa_files(tmp_path, capsys, name):
+    """evaluate, score, next and sample answer from an ARPA file as from the run it was written from."""
+    (tmp_path / "text").write_text("the cat runs\nthe dog runs\na cat\n")
+    text, run, arpa = str(tmp_path / "text"), str(tmp_path / "run"), str(tmp_path / name)
+    assert main(["baseline", "kn", text, "--valid", text, "--out", run, "--arpa", arpa, "--quiet"]) == 0
+
+    def told(*arguments):
+        assert main([*arguments, "--quiet", "--format", "json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    capsys.readouterr()
+    for verb, rest in (("evaluate", [text]), ("score", [text]), ("next", ["the"])):
+        ours, theirs = (told(verb, model, *rest) for model in (run, arpa))
+        if verb == "evaluate":
+            assert theirs["perplexity"] == pytest.approx(ours["perplexity"], rel=1e-12)
+        elif verb == "score":
+            assert [line["log_prob"] for line in theirs] == pytest.approx([line["log_prob"] for line in ours], rel=1e-12)
+        else:
+            assert {w["word"]: w["probability"] for w in theirs["words"]} == pytest.approx(
+                {w["word"]: w["probability"] for w in ours["words"]}, rel=1e-12
+            )
+    assert told("sample", arpa, "-n", "2")[0]["ended"] in (True, False)
+    assert main(["decode", arpa, text]) == 2
+    assert "has no hidden states" in capsys.readouterr().err
+    assert main(["score", text, text]) == 2
+    assert "expected the folder of a run, or an n-gram model named .arpa" in capsys.readouterr().err
+    assert main(["mix", arpa, run, "--valid", text, "--out", str(tmp_path / "mixed")]) == 2
+    assert f"{arpa} is a file" in capsys.readouterr().err

@@ -138,6 +138,9 @@ def test_sample(ask, model):
         words = record["text"].split()
         assert "dogs" in words and "cat" not in words and 3 <= len(words) <= 8
         assert record["constraint_log_prob"] <= 0
+        # the score is conditioned on the constraint and on the end: with both it is the model's own probability
+        assert record["log_prob_given"] == "prompt, constraint and an end within max-tokens"
+        assert record["log_prob"] > model.score(record["text"]) - record["constraint_log_prob"] - 1e-6
 
 
 def test_infill(ask, model):
@@ -203,6 +206,7 @@ def carrying(run_folder, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["training"] |= {"context": "carry", "batch": "streams"}
     (folder / "config.json").write_text(json.dumps(config))
+    assert main(["manifest", str(folder), "--accept"]) == 0
     return str(folder)
 
 
@@ -211,6 +215,7 @@ def test_under_carry_every_verb_goes_on_over_line_ends(carrying, capsys, tmp_pat
     lines = ["the big cat runs .", "", "the dogs run ."]
     (tmp_path / "text").write_text("\n".join(lines) + "\n")
     model = vlhmm.load(carrying)
+    capsys.readouterr()
     before = model.begin().read_line(lines[0].split()).read_line([])
 
     def told(verb, *arguments):

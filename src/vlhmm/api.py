@@ -65,10 +65,15 @@ def load(
 def load_any(
     run: str | Path, memory: int | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> LanguageModel:
-    """Load the model of a run's folder, whatever its kind: an HMM, a mixture, or a baseline behind the same protocol."""
+    """Load the model of a run's folder, whatever its kind: an HMM, a mixture, or a baseline behind the same protocol.
+
+    A file named .arpa or .arpa.gz is read as an n-gram model in ARPA format, whoever estimated it.
+    """
     path = Path(run)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; expected the folder of a run, made by vlhmm train --out {path}")
+    if path.is_file():
+        return load_arpa(path)
     if is_mixture(path):
         check_manifest(path)
         stored = read_mixture(path)
@@ -87,6 +92,15 @@ def load_any(
     )
     model.folder = path
     return model
+
+
+def load_arpa(path: Path) -> LanguageModel:
+    """The n-gram model in an ARPA file; its vocabulary is the file's unigrams."""
+    from vlhmm.baselines.kneser_ney import KneserNey
+
+    if not path.name.endswith((".arpa", ".arpa.gz")):
+        raise CheckpointError(f"{path} is a file, expected the folder of a run, or an n-gram model named .arpa or .arpa.gz")
+    return KneserNey.read_arpa(path)
 
 
 def is_baseline(path: Path) -> bool:

@@ -59,6 +59,11 @@ class KneserNey:
         return "reset"
 
     @property
+    def fallback_orders(self) -> list[int]:
+        """Orders whose counts of counts allow no discounts, so that 0.5, 1 and 1.5 were taken."""
+        return [n for n, found in enumerate(self.discounts or (), start=1) if tuple(found) == FALLBACK_DISCOUNTS]
+
+    @property
     def num_ngrams(self) -> int:
         """n-grams of all orders that have a probability."""
         return sum(len(level.keys) for level in self.levels) - 1  # <s> alone is never predicted

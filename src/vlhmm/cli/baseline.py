@@ -13,6 +13,7 @@ from vlhmm.cli.common import duration, interruptible, load_training_corpus, prin
 from vlhmm.config import to_json
 
 if TYPE_CHECKING:
+    from vlhmm.baselines.kneser_ney import KneserNey
     from vlhmm.data.corpora import Corpus
     from vlhmm.evaluation.perplexity import Report
     from vlhmm.evaluation.protocol import LanguageModel
@@ -24,13 +25,15 @@ sotu, ptb, wikitext-2. A corpus brings its valid and test split along.
 examples:
   vlhmm baseline kn ptb                                       a Kneser-Ney 5-gram model, in seconds
   vlhmm baseline kn train.txt --valid valid.txt --arpa model.arpa.gz    for KenLM, SRILM and the like
+  vlhmm score model.arpa.gz text.txt                          ARPA files are read by evaluate, score, next and sample
   vlhmm baseline lstm ptb --out runs/lstm --time-limit 90m    run it again to go on where it stopped
   vlhmm baseline lstm ptb --out runs/lstm --samples teacher.txt.gz --sample-tokens 8M    text for vlhmm train --extra
   vlhmm baseline ff ptb --format json --quiet | jq .results.test.carry.perplexity
 
 Both context rules are reported. reset: every line is scored from the start of a text. carry: the state runs
 on over line ends, in 16 streams. ff and lstm are trained under one of them (--context), which is the one to
-quote; a Kneser-Ney model starts anew after every line in any case.
+quote; a Kneser-Ney model starts anew after every line in any case. Where a text is too small or too regular
+to estimate the discounts of an order, kn takes 0.5, 1 and 1.5, and says so.
 """
 
 
@@ -125,13 +128,24 @@ def _kneser_ney(args: argparse.Namespace, corpus: Corpus) -> tuple[LanguageModel
         save(model, args.out)
     if args.arpa is not None:
         model.write_arpa(args.arpa)
+    note_fallback(model, args.quiet)
     about = {
-        "settings": {"order": model.order, "discounts": model.discounts},
+        "settings": {"order": model.order, "discounts": model.discounts, "fallback_orders": model.fallback_orders},
         "ngrams": model.num_ngrams,
         "parameters": model.num_parameters,
         "finished": True,
     }
     return model, about
+
+
+def note_fallback(model: KneserNey, quiet: bool) -> None:
+    """Say on standard error for which orders the text was too small or too regular to estimate discounts."""
+    if model.fallback_orders and not quiet:
+        orders = ", ".join(map(str, model.fallback_orders))
+        _say(
+            f"Kneser-Ney order {orders}: the counts of counts allow no discounts (a small or very regular text); took "
+            "0.5, 1 and 1.5, as lmplz --discount_fallback does"
+        )
 
 
 def _neural(args: argparse.Namespace, corpus: Corpus) -> tuple[LanguageModel, dict[str, Any]]:

@@ -24,6 +24,7 @@ examples:
   vlhmm evaluate runs/ptb ptb.test.txt
   vlhmm evaluate runs/ptb ptb --context both --format json
   vlhmm evaluate runs/kn other.txt.gz                        baselines are evaluated by the same function
+  vlhmm evaluate kenlm.arpa.gz ptb.test.txt                  an n-gram model in ARPA format, whoever estimated it
 
 Perplexity is exp(-log p / tokens); tokens are the words plus one <eos> a line. The context rule says what a line
 knows of the lines before it: reset, nothing; carry, the filtered state of one of --streams parallel streams.
@@ -40,7 +41,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "Perplexity of texts under a trained model.",
         EPILOG,
     )
-    parser.add_argument("run_folder", metavar="RUN", help="a run of vlhmm train or vlhmm baseline")
+    parser.add_argument("run_folder", metavar="RUN", help="a run of vlhmm train or vlhmm baseline; or an ARPA file")
     parser.add_argument("files", metavar="FILE", nargs="+", help="a text file, - for standard input, or a corpus name")
     parser.add_argument(
         "--context", choices=("reset", "carry", "both"), help="default: the rule the model was trained with"

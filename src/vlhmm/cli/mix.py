@@ -120,6 +120,8 @@ def opened(runs: list[str], memory: int | None, device: str, out: Any) -> list[P
     for run_folder in runs:
         if not Path(run_folder).exists():
             raise CheckpointError(f"{run_folder} does not exist; expected a run of vlhmm train or vlhmm baseline")
+        if Path(run_folder).is_file():
+            raise CheckpointError(f"{run_folder} is a file; vlhmm mix keeps copies of run folders, expected one")
         if is_mixture(run_folder):
             folders += [(part.source, part.folder) for part in read_mixture(run_folder).components]
         else:

@@ -23,7 +23,9 @@ EPILOG = """\
 Every text is drawn from the model's own distribution, to its <eos> or to --max-tokens words. --temperature,
 --top-k and --top-p change that distribution; the answers are then marked as not exact. Constraints keep it:
 texts are drawn from the model given the constraint (and an end within --max-tokens words), and the
-constraint's own probability is told.
+constraint's own probability is told. A constrained text's score is conditioned on the same:
+log p(text | prompt, constraint, an end within --max-tokens words), so that the scores of all texts that
+satisfy the constraint sum to probability one. vlhmm score gives p(text) without the conditions.
 
 examples:
   vlhmm sample runs/mine -n 5 --seed 1
@@ -51,7 +53,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--top-k", type=int, metavar="K", help="only the K most probable next words")
     parser.add_argument("--top-p", type=float, metavar="P", help="only the most probable next words that make up P")
-    parser.add_argument("--scores", action="store_true", help="each text's log-probability given the prompt")
+    parser.add_argument("--scores", action="store_true", help="each text's log-probability given the prompt, and given the constraint if there is one")
     add_constraint_options(parser)
     add_log_base(parser)
     parser.set_defaults(run=run)
@@ -105,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
             }
             line = text.text
             if text.log_prob is not None:
-                record |= {"log_prob": logs.number(text.log_prob), "log_base": logs.name}
+                given = "prompt" if constraint is None else "prompt, constraint and an end within max-tokens"
+                record |= {"log_prob": logs.number(text.log_prob), "log_base": logs.name, "log_prob_given": given}
                 if args.scores:
                     line = f"{logs.shown(text.log_prob)} (log base {logs.name})\t{line}"
             answer(record, line)

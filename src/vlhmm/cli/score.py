@@ -16,6 +16,7 @@ examples:
   echo "we the people" | vlhmm score runs/mine
   vlhmm score runs/mine test.txt --per token --log-base 10        word=id log-probability, as KenLM's query
   vlhmm score runs/mine test.txt --format jsonl | head -3
+  vlhmm score kenlm.arpa.gz test.txt                              an n-gram model in ARPA format
   sort -u candidates.txt | vlhmm score runs/mine --format jsonl   rerank: an object a line, in this order
 """
 

@@ -185,7 +185,7 @@ def run(args: argparse.Namespace) -> int:
     if mixture and result.stopped_by != "interrupt" and summary["best_valid"]:
         note("Kneser-Ney 5-gram, and its mixture with the HMM ...")
         summary["mixture"] = mix_with_kneser_ney(
-            args.out, corpus, mixture, config.training.evaluation_context, args.memory, device
+            args.out, corpus, mixture, config.training.evaluation_context, args.memory, device, args.quiet
         )
     if args.format == "json":
         print(json.dumps(summary))
@@ -231,7 +231,13 @@ def mixture_folder(args: argparse.Namespace) -> str | None:
 
 
 def mix_with_kneser_ney(
-    run_folder: str, corpus: Any, out: str, rule: Any, memory: int | None = None, device: str = "cpu"
+    run_folder: str,
+    corpus: Any,
+    out: str,
+    rule: Any,
+    memory: int | None = None,
+    device: str = "cpu",
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Estimate a Kneser-Ney 5-gram and save its mixture with the HMM of a run; perplexities on the validation text."""
     import tempfile
@@ -239,10 +245,12 @@ def mix_with_kneser_ney(
 
     import vlhmm
     from vlhmm.baselines.kneser_ney import estimate, save
+    from vlhmm.cli.baseline import note_fallback
     from vlhmm.cli.mix import Part, mix_runs
 
     with tempfile.TemporaryDirectory() as folder:  # the mixture keeps a copy of its own
         kneser_ney = estimate(corpus.train, corpus.vocabulary, order=5)
+        note_fallback(kneser_ney, quiet)
         save(kneser_ney, folder)
         parts = [
             Part(run_folder, Path(run_folder), vlhmm.load(run_folder, memory=memory, device=device)),
