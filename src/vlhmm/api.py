@@ -23,6 +23,7 @@ from vlhmm.errors import CheckpointError, ConfigError, DataError
 from vlhmm.evaluation.mixture import is_mixture, read_mixture
 from vlhmm.language_model import DEFAULT_MEMORY, HMMLanguageModel
 from vlhmm.mixture import MixtureLanguageModel
+from vlhmm.training.defaults import configure, stored_settings
 from vlhmm.training.presets import preset as preset_named
 from vlhmm.training.run_folder import RunFolder
 
@@ -136,12 +137,12 @@ def train(
         texts: Sentences (strings split at blanks, or sequences of words), or the path of a file.
         valid: A validation text in the same form, on which the best iteration is chosen. Without one, every 20th
             sentence is held out for it.
-        states: Hidden states; the preset's number by default. A multiple of `blocks`.
-        blocks: Blocks of words; the preset's number by default.
-        epochs: Passes over the text; the preset's number by default.
+        states: Hidden states; by default as many as the text supports. A multiple of `blocks`.
+        blocks: Blocks of words; by default chosen by the number of states and words.
+        epochs: Passes over the text; by default chosen by its size.
         out: A folder to train in; the same call goes on from its last checkpoint. Without one the run is temporary:
             keep the model with `HMMLanguageModel.save`.
-        preset: A whole configuration, see `vlhmm train --help`.
+        preset: A whole configuration, see `vlhmm train --help`; "default" chooses by the size of the text.
         settings: Single settings by dotted name, e.g. `{"training.state_dropout": 0.3}`, see docs/settings.md.
         max_vocab: The most frequent words to keep; others become `<unk>`.
         min_count: How often a word must occur to be kept.
@@ -170,8 +171,13 @@ def train(
     named = {"model.num_states": states, "model.num_blocks": blocks, "training.epochs": epochs}
     changes |= {name: value for name, value in named.items() if value is not None}
     changes |= {"max_vocab": max_vocab, "min_count": min_count} | dict(settings or {})
-    config = override(preset_named(preset), [f"{name}={value}" for name, value in changes.items()])
+    named_settings = [f"{name}={value}" for name, value in changes.items()]
+    config = override(preset_named(preset), named_settings) if preset != "default" else None
     corpus = corpus_of(texts, valid, max_vocab, min_count)
+    if config is None:
+        config = stored_settings(out, named_settings)
+    if config is None:
+        config = configure(named_settings, corpus.train.num_tokens, len(corpus.vocabulary)).config
     folder = Path(tempfile.mkdtemp(prefix="vlhmm-")) if out is None else Path(out)
     try:
         with training_bar(progress) as shown:

@@ -76,7 +76,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="afterwards estimate a Kneser-Ney 5-gram too, and save the mixture of both (see vlhmm mix)",
     )
     parser.add_argument("--mix-out", metavar="RUN", help="the mixture's folder (default: RUN-mixture beside --out)")
-    parser.add_argument("--preset", metavar="NAME", default="default", help="a whole configuration (default: default)")
+    parser.add_argument(
+        "--preset",
+        metavar="NAME",
+        default="default",
+        help="a whole configuration (default: default, which chooses by the text)",
+    )
     parser.add_argument(
         "--set", metavar="A.B=C", action="append", default=[], help="change one setting; may be repeated"
     )
@@ -87,7 +92,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--paths", metavar="FILE", help="blocks from a wcluster paths file instead of clustering")
     parser.add_argument("--vocab", metavar="FILE", help="a given vocabulary, one word a line")
     parser.add_argument(
-        "--tokenizer", metavar="PATH", help="a Hugging Face tokenizer.json: a model over its ids (pip install 'vlhmm[llm]')"
+        "--tokenizer",
+        metavar="PATH",
+        help="a Hugging Face tokenizer.json: a model over its ids (pip install 'vlhmm[llm]')",
     )
     parser.add_argument(
         "--end-of-text", metavar="TOKEN", help="the tokenizer's token after every text (default: <|im_end|>, </s>, ...)"
@@ -131,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.out and not args.dry_run:
         raise ConfigError("--out is missing: the folder for the run, e.g. --out runs/first")
     mixture = mixture_folder(args)
-    config = configured(args, override, preset)
+    config = configured(args, override, preset)  # refused before anything is read
     device = setup(args)
     from vlhmm.data.corpora import read_text
     from vlhmm.training import trainer
@@ -144,6 +151,7 @@ def run(args: argparse.Namespace) -> int:
         f"{corpus.name}: {corpus.train.num_tokens:,} training tokens, {corpus.valid.num_tokens:,} for validation, "
         f"{len(corpus.vocabulary):,} words, {corpus.train.num_oov:,} tokens out of vocabulary"
     )
+    config = chosen_for(args, corpus, config, note)
     if args.extra:
         extra = read_text(args.extra, corpus.vocabulary)
         corpus = corpus._replace(extra=extra)
@@ -280,8 +288,8 @@ def finite(value: float) -> float | None:
     return value if value < float("inf") else None
 
 
-def configured(args: argparse.Namespace, override: Callable, preset: Callable) -> Any:
-    """The preset with every option of the command line applied."""
+def named_settings(args: argparse.Namespace) -> list[str]:
+    """The settings that the command line names, as assignments."""
     short = {
         "model.num_states": args.states,
         "model.num_blocks": args.blocks,
@@ -293,8 +301,35 @@ def configured(args: argparse.Namespace, override: Callable, preset: Callable) -
     changes = [f"{name}={value}" for name, value in short.items() if value is not None]
     if args.guide:
         changes.append(f"training.guide_weight={GUIDE_WEIGHT}")
+    return [f"training.seed={args.seed}", *changes, *args.set]
+
+
+def configured(args: argparse.Namespace, override: Callable, preset: Callable) -> Any:
+    """The preset with every option of the command line applied."""
+    changes = named_settings(args)
+    if args.preset == "default":  # what is chosen later fits any text: so does this, whose size does not matter here
+        from vlhmm.training.defaults import configure
+
+        return configure(changes, num_tokens=10**6, vocab_size=10**4).config
     # several settings may only fit each other together, so they are applied at once
-    return override(preset(args.preset), [f"training.seed={args.seed}", *changes, *args.set])
+    return override(preset(args.preset), changes)
+
+
+def chosen_for(args: argparse.Namespace, corpus: Any, config: Any, note: Callable[[str], None]) -> Any:
+    """The settings of a new run with what the command line leaves open chosen by the text; said and explained."""
+    from vlhmm.training.defaults import configure, stored_settings, warnings_for
+
+    if args.preset == "default":
+        stored = stored_settings(args.out, named_settings(args))
+        if stored is not None:  # a run that was begun goes on as it was begun
+            return stored
+        configured = configure(named_settings(args), corpus.train.num_tokens, len(corpus.vocabulary))
+        config = configured.config
+        for choice in configured.choices:
+            note(f"  {choice}")
+    for warning in warnings_for(corpus.train.num_tokens, config.model.num_states):
+        note(f"warning: {warning}")
+    return config
 
 
 def given_teacher(args: argparse.Namespace, config: Any, corpus: Any) -> Any:

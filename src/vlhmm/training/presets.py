@@ -40,7 +40,7 @@ def em(num_states: int, num_blocks: int, epochs: float, network: Network = "resi
 
 
 def default() -> RunConfig:
-    """2^13 states in 256 blocks, generalized EM; a few minutes a million tokens"""
+    """states, blocks, dropout and iterations by the size of the text; generalized EM; minutes for a million tokens"""
     return em(2**13, 256, 200)
 
 

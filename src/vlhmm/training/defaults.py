@@ -1,0 +1,162 @@
+"""Choose settings by the size of a text: what `vlhmm train` does with what nobody has set.
+
+The number of states follows from the number of training tokens, and everything else from both. Each choice comes with
+its reason, which `train` prints. The measurements behind them are in docs/experiments.md.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vlhmm.config import assign, dotted_names, from_dict, override, to_dict
+from vlhmm.errors import ConfigError
+from vlhmm.training.config import RunConfig
+from vlhmm.training.presets import preset
+from vlhmm.training.run_folder import RunFolder
+
+TOKENS_PER_STATE = 48  # the text supports a state by so many tokens ...
+LEAST_TOKENS_PER_STATE = 8  # ... and with fewer than these most states have nothing to learn from
+FEWEST_STATES, MOST_STATES = 2**6, 2**14  # by default: minutes on two cores
+STATES_PER_BLOCK = 32
+MOST_BLOCKS = 256
+ITERATIONS = 150
+LONG_TEXT = 1_000_000  # tokens, from which on 100 iterations are enough
+E_STEP_TOKENS = 2_000_000  # of a text twice as long or longer; before, an E-step reads all of it
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A setting, its value, and why it has this value."""
+
+    name: str
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}: {self.reason}"
+
+
+def power_of_two(value: float, least: int, most: int) -> int:
+    """The power of two nearest to `value` on a log scale, within bounds."""
+    return min(most, max(least, 2 ** round(math.log2(max(1.0, value)))))
+
+
+def choose(num_tokens: int, vocab_size: int, given: Mapping[str, Any]) -> list[Choice]:
+    """Choose what is not among the `given` settings (dotted names and values) for a text of so many tokens."""
+    chosen: list[Choice] = []
+
+    def value(name: str, otherwise: Any, reason: str) -> Any:
+        if name in given:
+            return given[name]
+        chosen.append(Choice(name, otherwise, reason))
+        return otherwise
+
+    constrained = given.get("model.constraint", "brown") in ("brown", "frequency")
+    states = power_of_two(num_tokens / TOKENS_PER_STATE, FEWEST_STATES, MOST_STATES)
+    if "model.num_blocks" in given and states % given["model.num_blocks"]:
+        states = max(1, round(states / given["model.num_blocks"])) * given["model.num_blocks"]
+    capped = num_tokens / TOKENS_PER_STATE > 1.4 * MOST_STATES
+    states = value(
+        "model.num_states",
+        states,
+        "the most that trains in minutes; more may be better: --states"
+        if capped
+        else f"about {TOKENS_PER_STATE} of {num_tokens:,} tokens per state",
+    )
+    blocks = 1
+    if constrained:
+        blocks = blocks_for(states, vocab_size)
+        blocks = value(
+            "model.num_blocks", blocks, f"{states / blocks:g} states per block on average, {vocab_size:,} words"
+        )
+        # shares are multiples of 8 states: where a block has fewer than 16 there is nothing to share out
+        uneven = states % 8 == 0 and states >= 16 * blocks
+        if uneven:
+            value("model.allocation", "tokens", "more states where more tokens are")
+    if given.get("model.parameterization", "neural") == "neural":
+        value("model.embedding", "independent", "each state has its own embedding")
+        dropped = embedding_dropout(num_tokens / states)
+        value("training.embedding_dropout", dropped, f"{num_tokens / states:.0f} tokens per state")
+    if not given.get("training.guide_weight"):
+        value("training.unknown_words", "held-out", "rare words stand in for unseen ones, where the text has no <unk>")
+    choose_iterations(num_tokens, given, value)
+    return chosen
+
+
+def blocks_for(states: int, vocab_size: int) -> int:
+    """The number of blocks for so many states and words: a divisor of the states, at most two thirds of the words."""
+    most = max(1, min(MOST_BLOCKS, states // STATES_PER_BLOCK, vocab_size * 2 // 3))
+    return next(blocks for blocks in range(most, 0, -1) if states % blocks == 0)
+
+
+def embedding_dropout(tokens_per_state: float) -> float:
+    """More where there are fewer tokens per state: 0.35 at 28 tokens, 0.1 less with each doubling, to the nearest 0.05."""
+    return round(20 * min(0.35, max(0.0, 0.35 - 0.1 * math.log2(max(1.0, tokens_per_state) / 28)))) / 20
+
+
+def choose_iterations(num_tokens: int, given: Mapping[str, Any], value: Any) -> None:
+    """Choose epochs, and E-steps on parts of a long text."""
+    if given.get("training.method", "em") != "em":
+        return
+    iterations = ITERATIONS if num_tokens < LONG_TEXT else 100
+    e_steps = 1
+    if num_tokens >= 2 * E_STEP_TOKENS and not given.get("training.guide_weight"):
+        e_tokens = value("training.em_tokens", E_STEP_TOKENS, "tokens per E-step: the text is long")
+        e_steps = 1 if e_tokens is None else max(1, math.ceil(num_tokens / e_tokens))
+        if e_steps > 1:
+            value("training.checks_per_epoch", e_steps / 10, "a validation every 10 E-steps")
+    epochs = max(1.0, round(iterations / e_steps, 1)) if e_steps > 1 else float(iterations)
+    value("training.epochs", epochs, f"{math.ceil(epochs * e_steps)} E-steps in all")
+
+
+def warnings_for(num_tokens: int, num_states: int) -> Collection[str]:
+    """What is likely to go wrong with so many states on such a text; nothing where nothing is."""
+    if num_states * LEAST_TOKENS_PER_STATE <= num_tokens:
+        return []
+    return [
+        f"{num_states:,} states outnumber what {num_tokens:,} training tokens support (fewer than "
+        f"{LEAST_TOKENS_PER_STATE} tokens per state); about "
+        f"{power_of_two(num_tokens / TOKENS_PER_STATE, FEWEST_STATES, MOST_STATES):,} states are likely to do better"
+    ]
+
+
+class Configured(NamedTuple):
+    """A configuration, and what of it was chosen."""
+
+    config: RunConfig
+    choices: list[Choice]
+
+
+def configure(named: Sequence[str], num_tokens: int, vocab_size: int) -> Configured:
+    """The default preset with the `named` settings (a.b=c), and the rest chosen for a text of so many tokens."""
+    base = to_dict(preset("default"))
+    given: dict[str, Any] = {}
+    known = dotted_names(preset("default"))
+    for assignment in named:
+        name, _, text = assignment.partition("=")
+        alone = to_dict(preset("default"))
+        assign_checked(alone, assignment, known)
+        group, _, field = name.rpartition(".")
+        given[name] = (alone[group] if group else alone)[field]
+    choices = choose(num_tokens, vocab_size, given)
+    for name, value in [*((c.name, c.value) for c in choices), *given.items()]:
+        group, _, field = name.rpartition(".")
+        (base[group] if group else base)[field] = value
+    return Configured(from_dict(RunConfig, base), choices)
+
+
+def assign_checked(values: dict[str, Any], assignment: str, known: list[str]) -> None:
+    """Set one a.b=c in nested values; an unknown name or a value of another type is refused."""
+    name, equals, text = assignment.partition("=")
+    if not equals:
+        raise ConfigError(f"--set takes name=value, got {assignment!r}")
+    assign(RunConfig, values, name, text, known)
+
+
+def stored_settings(out: str | Path | None, named: Sequence[str]) -> RunConfig | None:
+    """The configuration of the run in folder `out` with the `named` settings; None where there is no run."""
+    if out is None or not Path(out).is_dir() or not RunFolder(out).exists():
+        return None
+    return override(RunFolder(out).config()[0], list(named))

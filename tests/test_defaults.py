@@ -1,0 +1,83 @@
+"""Settings chosen by the size of a text: what is chosen, that it is valid for any text, and that what is named stays."""
+
+import json
+
+import pytest
+
+import vlhmm
+from vlhmm.cli.main import main
+from vlhmm.errors import ConfigError
+from vlhmm.training.defaults import blocks_for, choose, configure, embedding_dropout, warnings_for
+
+
+def values(tokens: int, words: int, **given):
+    return {choice.name: choice.value for choice in choose(tokens, words, given)}
+
+
+def test_more_text_more_states():
+    chosen = [values(tokens, 20_000)["model.num_states"] for tokens in (500, 40_000, 300_000, 900_000, 10**8)]
+    assert chosen == [2**6, 2**10, 2**13, 2**14, 2**14]
+
+
+def test_every_choice_has_a_reason_and_fits():
+    for tokens in (1, 3000, 40_000, 1_800_000, 200_000_000):
+        for words in (3, 98, 40_000):
+            config, choices = configure([], tokens, words)
+            assert all(choice.reason for choice in choices)
+            assert config.model.num_blocks <= max(1, words)
+            assert config.model.num_states % config.model.num_blocks == 0
+            assert config.training.unknown_words == "held-out" and config.model.embedding == "independent"
+
+
+def test_what_is_named_stays_and_the_rest_follows():
+    config, choices = configure(["model.num_states=2^10", "training.epochs=7", "training.seed=3"], 1_000_000, 10_000)
+    assert (config.model.num_states, config.model.num_blocks, config.training.epochs) == (1024, 32, 7)
+    assert config.training.seed == 3 and not {"model.num_states", "training.epochs"} & {c.name for c in choices}
+    config, _ = configure(["model.num_states=1000"], 1_000_000, 10_000)
+    assert config.model.num_states == 1000 and 1000 % config.model.num_blocks == 0
+    config, _ = configure(["model.num_blocks=48"], 1_000_000, 10_000)
+    assert config.model.num_blocks == 48 and config.model.num_states % 48 == 0
+    config, _ = configure(["model.constraint=none", "model.num_blocks=1"], 30_000, 500)
+    assert config.model.allocation == "equal"
+    config, _ = configure(["training.guide_weight=1"], 30_000_000, 500)
+    assert config.training.unknown_words == "as-is" and config.training.em_tokens is None
+
+
+def test_a_long_text_is_read_in_parts():
+    chosen = values(200_000_000, 100_000)
+    assert chosen["training.em_tokens"] == 2_000_000 and chosen["training.epochs"] == 1.0
+    assert values(3_000_000, 100_000)["training.epochs"] == 100 and "training.em_tokens" not in values(3_000_000, 1000)
+
+
+@pytest.mark.parametrize("wrong", ["model.num_stats=4", "model.num_states=many", "model=3", "seed"])
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        configure([wrong], 1000, 100)
+
+
+def test_numbers():
+    assert blocks_for(2**13, 10**4) == 256 and blocks_for(2**13, 98) == 64 and blocks_for(2**6, 10**4) == 2
+    assert [embedding_dropout(t) for t in (4, 28, 56, 112, 220, 5000)] == [0.35, 0.35, 0.25, 0.15, 0.05, 0.0]
+
+
+def test_a_warning_where_states_outnumber_the_text():
+    assert not warnings_for(100_000, 8192)
+    (warning,) = warnings_for(10_000, 8192)
+    assert "8,192 states" in warning and "256 states" in warning
+
+
+def test_train_says_what_it_chose_and_goes_on_as_it_began(tmp_path, capsys):
+    lines = [f"the {noun} {verb} {place} ." for noun in "abcdefgh" for verb in "rst" for place in ("here", "there")]
+    (tmp_path / "train.txt").write_text("\n".join(lines * 3) + "\n")
+    (tmp_path / "valid.txt").write_text("\n".join(lines[::5]) + "\n")
+    command = ["train", str(tmp_path / "train.txt"), "--valid", str(tmp_path / "valid.txt"), "--epochs", "2"]
+    command += ["--out", str(tmp_path / "run")]
+    assert main([*command, "--states", "2^8"]) == 0
+    said = capsys.readouterr().err
+    assert "model.num_blocks=8: 32 states per block" in said and "model.num_states" not in said
+    assert "warning: 256 states outnumber what 864 training tokens support" in said
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert stored["model"]["num_states"] == 256 and stored["model"]["embedding"] == "independent"
+    assert main(command) == 0  # no --states: the run that is there
+    model = vlhmm.train(lines * 3, valid=lines[::5], epochs=2, progress=False)
+    assert model.tables.num_states == 64
