@@ -27,6 +27,7 @@ from vlhmm.data.text import encode
 from vlhmm.data.vocabulary import EOS, UNK, Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, TrainingError
 from vlhmm.evaluation.perplexity import evaluate, perplexity
+from vlhmm.training import e_step
 from vlhmm.training import trainer as trainer_module
 from vlhmm.training.config import TrainingConfig
 from vlhmm.training.e_step import expectation, expected_log_likelihood, prepare
@@ -574,6 +575,28 @@ def test_two_threads_add_up_in_one_order(toy, tmp_path, changes):
         seen.append({name: p.detach().clone() for name, p in run.hmm.named_parameters()})
     for other in seen[1:]:
         assert_same_bits(seen[0], other)
+
+
+@pytest.mark.parametrize("changes", [[], ["training.batch=streams", "training.num_streams=8"]])
+def test_em_on_a_whole_text_prepares_its_batches_once(toy, tmp_path, monkeypatch, changes):
+    prepared = []
+    original = e_step.prepare
+    monkeypatch.setattr(e_step, "prepare", lambda *args: prepared.append(1) or original(*args))
+    train(toy, tiny("training.epochs=3", "training.calibrate=false", *changes), tmp_path)
+    assert len(prepared) == 1
+
+
+def test_other_batches_or_another_carry_are_prepared_anew(toy):
+    settings = TrainingConfig(context="carry", num_streams=4, segment_length=16)
+    first, second = make_plan(toy.train, settings, toy.vocabulary.eos)(0)[:2]
+    cache = e_step.PreparedBatches(torch.arange(len(toy.vocabulary)) % 4, 4)
+    carry = torch.tensor([0, 1, 2, 3])
+    seen = [cache.get(first), cache.get(second), cache.get(second, carry), cache.get(second, 3 - carry)]
+    assert all(a is not b for a, b in itertools.combinations(seen, 2))
+    assert cache.get(list(second), 3 - carry) is seen[-1]
+    for ours, batches, group in zip(seen, (first, second, second, second), (None, None, carry, 3 - carry), strict=True):
+        expected = prepare(batches, cache.group_of_word, 4, group)
+        assert torch.equal(ours.pairs.from_group, expected.pairs.from_group)
 
 
 def test_a_run_of_an_earlier_version_loads_and_goes_on(toy, tmp_path):

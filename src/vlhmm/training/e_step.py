@@ -93,6 +93,34 @@ def prepare(
     return Prepared(chains, [batch.continues for batch in batches], pairs, total)
 
 
+class PreparedBatches:
+    """The last prepared batches, kept for the next step: EM on a whole text reads the same ones in every iteration.
+
+    The batches are held with the result, so the same objects are the same batches, in whichever list they come.
+    """
+
+    def __init__(self, group_of_word: Tensor, num_groups: int) -> None:
+        self.group_of_word, self.num_groups = group_of_word, num_groups
+        self._batches: tuple[Batch, ...] = ()
+        self._carry_group: Tensor | None = None
+        self._prepared: Prepared | None = None
+
+    def get(self, batches: Sequence[Batch], carry_group: Tensor | None = None) -> Prepared:
+        """Prepare the batches, unless they are those of the call before."""
+        if self._prepared is None or not self._is_last(batches, carry_group):
+            self._batches, self._prepared = (), None  # free their memory first
+            self._prepared = prepare(batches, self.group_of_word, self.num_groups, carry_group)
+            self._batches, self._carry_group = tuple(batches), carry_group
+        return self._prepared
+
+    def _is_last(self, batches: Sequence[Batch], carry_group: Tensor | None) -> bool:
+        if len(batches) != len(self._batches) or any(a is not b for a, b in zip(batches, self._batches, strict=True)):
+            return False
+        if carry_group is None or self._carry_group is None:
+            return carry_group is self._carry_group
+        return torch.equal(carry_group, self._carry_group)
+
+
 def predicted_bytes(prepared: Prepared, num_slots: int, num_channels: int | None = None) -> int:
     """Memory of an E-step in float32: tiles and their counts, and the messages of the largest batch."""
     num_pairs, tokens = len(prepared.pairs.from_group), max(chain.emit_of.numel() for chain in prepared.chains)

@@ -36,7 +36,7 @@ from vlhmm.malloc import kept_memory
 from vlhmm.training.calibration import last_layers, scaled, search
 from vlhmm.training.closed_form import maximize
 from vlhmm.training.config import RunConfig, TrainingConfig
-from vlhmm.training.e_step import Buffers, Prepared, expectation, expected_log_likelihood, prepare
+from vlhmm.training.e_step import Buffers, PreparedBatches, expectation, expected_log_likelihood
 from vlhmm.training.guide import Clusters, Evidence, Guided, Teacher, evidence_about, make_evidence
 from vlhmm.training.make_blocks import make_blocks
 from vlhmm.training.plan import generator_for, make_plan
@@ -155,7 +155,7 @@ class Trainer:
         self.log_likelihood, self.tokens = 0.0, 0  # since the last check
         self.buffers, self.tile_cache = Buffers(), None  # type: tuple[Buffers, TileCache | None]
         self._epoch: tuple[int, Sequence[list[Batch]]] = (0, first_epoch)
-        self._prepared: tuple[list[Batch], Prepared] | None = None  # the last step's
+        self.prepared = PreparedBatches(self.group_of_word, blocks.num_groups)
 
     # ---- one step
 
@@ -184,15 +184,6 @@ class Trainer:
             features = sample_features(shape, self.settings.embedding_dropout, generator)
             kept = kept._replace(features=features.to(self.device))
         return kept
-
-    def prepared(self, batches: list[Batch], carry_group: Tensor | None) -> Prepared:
-        if self._prepared is None or self._prepared[0] is not batches:
-            self._prepared = None  # free its memory first
-            self._prepared = (
-                batches,
-                prepare(batches, self.group_of_word, self.blocks.num_groups, carry_group),
-            )
-        return self._prepared[1]  # EM on the whole text: the same batches every time
 
     def teach(self, batches: list[Batch]) -> None:
         """Has the teacher read the text, and say what it would have said after every token."""
@@ -244,7 +235,7 @@ class Trainer:
         kept, batches = self.kept(), self.batches()
         guided = self.guided(batches, kept)
         carry = reduce_carry(self.carry, kept) if batches[0].continues else None
-        prepared = self.prepared(batches, carry.group if carry is not None else None)
+        prepared = self.prepared.get(batches, carry.group if carry is not None else None)
         potentials = self.hmm.potentials(kept)
         expected = expectation(potentials, prepared, carry, self.buffers, self.memory, guided)
         if not math.isfinite(expected.log_likelihood):
