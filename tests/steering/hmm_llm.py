@@ -15,7 +15,7 @@ class ToyConfig(PretrainedConfig):
 
 
 class ToyLLM(PreTrainedModel, GenerationMixin):
-    """log p(x_t | x_<t) of an HMM, computed from the whole text at every step; no cache, padding ids are skipped."""
+    """log p(x_t | x_<t) of an HMM, computed from the whole text at every step; no cache."""
 
     config_class = ToyConfig
     _supports_cache_class = False
@@ -35,7 +35,7 @@ class ToyLLM(PreTrainedModel, GenerationMixin):
         for i, row in enumerate(input_ids.tolist()):
             predicted = self.first
             for t, token in enumerate(row):
-                if token < len(PIECES):
+                if token < len(PIECES) and (attention_mask is None or attention_mask[i, t]):
                     alpha = predicted * self.full[:, token]
                     predicted = alpha @ self.matrix / alpha.sum()
                 logits[i, t, : len(PIECES)] = torch.tensor(np.log(predicted @ self.full))

@@ -111,3 +111,16 @@ def test_budget():
     empty = token_automaton((tc.prefix("a") & tc.prefix("b")).automaton, pieces, [2])
     with pytest.raises(QueryError, match="no text meets"):
         empty.check_budget(100)
+
+
+def test_named_constraints_are_combined():
+    both = tc.constraint(must_include=["AB", ["b", "é"]], must_not=["a"], words=(2, 3), prefix="ab", any_case=True)
+    parts = [
+        tc.must_include("AB", ["b", "é"], any_case=True), tc.must_not("a", any_case=True), tc.words(2, 3), tc.prefix("ab"),
+    ]  # fmt: skip
+    for text in TEXTS:
+        assert both.accepts(text) == all(part.accepts(text) for part in parts), text
+    others = tc.constraint(regex="a+.*", choice=["ab.", "b."], suffix=".", sentence_end=True)
+    assert [text for text in TEXTS if others.accepts(text)] == ["ab."]
+    assert tc.constraint(json_schema={"type": "boolean"}).accepts("true")
+    assert all(tc.constraint().accepts(text) for text in TEXTS)

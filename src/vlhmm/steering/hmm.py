@@ -4,6 +4,7 @@ Input:  a trained model whose blocks share no states, or the three matrices of a
 Output: `SteeringHMM`, its states renumbered so that the K states of a block lie together.
 """
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from vlhmm.errors import QueryError
 if TYPE_CHECKING:
     from vlhmm.language_model import HMMLanguageModel
     from vlhmm.steering.lookahead import LookaheadTable
+    from vlhmm.steering.token_automaton import TokenAutomaton
 
 DEFAULT_MEMORY = 2 << 30  # bytes of transition rows kept, and as much again for lookahead tables
 _ROWS_AT_ONCE = 1 << 24  # entries of A made at a time where A is not kept
@@ -44,7 +46,10 @@ class SteeringHMM:
         self._make_rows = rows_of_block
         self._rows: OrderedDict[int, Tensor] = OrderedDict()
         self._matrix: Tensor | None = None
-        self.tables: OrderedDict[str, LookaheadTable] = OrderedDict()  # by the automaton's content, latest last
+        # kept for the next constraint: tables by the automaton's content, latest last; automata; bytes of tokens
+        self.tables: OrderedDict[str, LookaheadTable] = OrderedDict()
+        self.automata: dict[str, TokenAutomaton] = {}
+        self.pieces_of: weakref.WeakKeyDictionary[object, list[bytes | None]] = weakref.WeakKeyDictionary()
 
     @classmethod
     def from_model(cls, model: "HMMLanguageModel", memory: int = DEFAULT_MEMORY) -> "SteeringHMM":

@@ -55,7 +55,8 @@ class HMMLogitsProcessor:
             state = self.guide.start([self._context(row) for row in ids])
         self._state = state
         self._row_of = {row.tobytes(): i for i, row in enumerate(ids)}
-        return steer(self.guide, state, scores, self.weight)
+        ratios, _ = self.guide.log_ratios(state)
+        return steered_scores(self.guide, state, scores, ratios, self.weight)
 
     def _continued(self, ids: np.ndarray) -> GuideState | None:
         """The state of these sequences if each continues one of the last call by one token."""
@@ -76,9 +77,8 @@ class HMMLogitsProcessor:
         return tokens[first:]
 
 
-def steer(guide: Guide, state: GuideState, scores: Tensor, weight: float) -> Tensor:
-    """Add the weighted log-ratios to the scores of open sequences; others keep theirs."""
-    ratios, _ = guide.log_ratios(state)
+def steered_scores(guide: Guide, state: GuideState, scores: Tensor, ratios: Tensor, weight: float) -> Tensor:
+    """Add the weighted log-ratios to the scores (n, V') of open sequences; others keep theirs."""
     if weight != 1:  # 0 * -inf is no number
         ratios = torch.where(ratios == -torch.inf, ratios, weight * ratios)
     ratios = ratios.to(device=scores.device, dtype=scores.dtype)

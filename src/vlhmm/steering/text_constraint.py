@@ -146,6 +146,65 @@ def sentence_end() -> TextConstraint:
     return TextConstraint("sentence_end()", byte_automaton.from_regex("(?s).*[.!?][\"')\u201d\u2019]*"))
 
 
+_regex, _choice, _json_schema, _must_include, _must_not = regex, choice, json_schema, must_include, must_not
+_words, _prefix, _suffix, _sentence_end = words, prefix, suffix, sentence_end
+
+
+def constraint(
+    *,
+    regex: str | None = None,
+    choice: Sequence[str] = (),
+    json_schema: str | dict[str, object] | None = None,
+    must_include: Sequence[str | Sequence[str]] = (),
+    must_not: Sequence[str] = (),
+    words: tuple[int, int | None] | None = None,
+    prefix: str = "",
+    suffix: str = "",
+    sentence_end: bool = False,
+    any_case: bool = False,
+    max_states: int = MAX_STATES,
+) -> TextConstraint:
+    """All of the named constraints at once; every text if none is named.
+
+    Args:
+        regex: The whole text matches it.
+        choice: The text is one of these.
+        json_schema: The text is a JSON value of that schema.
+        must_include: Words or phrases the text has, each at word boundaries; a list stands for any one of its members.
+        must_not: Words or phrases it has not.
+        words: Fewest and most words; None for no upper limit.
+        prefix: How the text begins.
+        suffix: How it ends.
+        sentence_end: Whether it ends with . ! or ?
+        any_case: Whether must_include and must_not ignore case.
+        max_states: Larger automata are refused.
+
+    Example:
+        >>> constraint(must_include=["park", ["dog", "dogs"]], words=(5, 12)).accepts("two dogs ran to the park")
+        True
+    """
+    parts = []
+    if regex is not None:
+        parts.append(_regex(regex, max_states))
+    if choice:
+        parts.append(_choice(*choice))
+    if json_schema is not None:
+        parts.append(_json_schema(json_schema, max_states))
+    if must_include:
+        parts.append(_must_include(*must_include, any_case=any_case, max_states=max_states))
+    if must_not:
+        parts.append(_must_not(*must_not, any_case=any_case, max_states=max_states))
+    if words is not None:
+        parts.append(_words(*words))
+    if prefix:
+        parts.append(_prefix(prefix))
+    if suffix:
+        parts.append(_suffix(suffix))
+    if sentence_end:
+        parts.append(_sentence_end())
+    return reduce(lambda left, right: left & right, parts) if parts else anything()
+
+
 def escape(text: str) -> str:
     """The text as a regular expression that matches nothing else."""
     return "".join("\\" + letter if letter in _SPECIAL else letter for letter in text)
