@@ -17,7 +17,7 @@ from vlhmm.components.low_rank import LowRank
 from vlhmm.components.transitions import BlockFactored, columns_to_log
 from vlhmm.data.batches import Batch, sentence_batches
 from vlhmm.data.text import Text
-from vlhmm.distributions import Tables
+from vlhmm.distributions import HMMDistributions
 from vlhmm.hmm import ModelPotentials, Transition
 from vlhmm.inference import log_space
 from vlhmm.language_model import HMMLanguageModel
@@ -142,7 +142,7 @@ def relative_difference(got: Tensor | None, expected: Tensor | None) -> float:
 
 
 @torch.no_grad()
-def plain_token_scores(tables: Tables, text: Text) -> Tensor:
+def plain_token_scores(tables: HMMDistributions, text: Text) -> Tensor:
     """log p(x_t | x_<t) of every token, (N,), each line from the start, in log space and float64."""
     double = tables.double()
     log_start, log_emission = double.start_of_group.log(), double.log_emission

@@ -7,7 +7,6 @@ from statistics import median
 from typing import Any
 
 from vlhmm.data.user_text import generator_of
-from vlhmm.process import process_of
 from vlhmm.queries.infill import prepare
 from vlhmm.queries.next_word import next_word
 from vlhmm.queries.sample import sample, sample_streams
@@ -41,10 +40,10 @@ def bench_queries(model: Any, seed: int = 0) -> dict[str, float]:
 
 def _sentence(model: Any, length: int, seed: int) -> list[str]:
     """Words of the model's own drawing, without <eos>."""
-    process, vocabulary = process_of(model), model.vocabulary
+    distributions, vocabulary = model.distributions, model.vocabulary
     found: list[int] = []
     while len(found) < length:
-        stream = sample_streams(process, 1, 4 * length, generator_of(seed))[0].tolist()
+        stream = sample_streams(distributions, 1, 4 * length, generator_of(seed))[0].tolist()
         found += [word for word in stream if word != vocabulary.eos]
         seed += 1
     return vocabulary.decode(found[:length])

@@ -10,7 +10,7 @@ import torch
 from benchmarks.exactness import check_scores
 from benchmarks.material import head, lines_of, read_blocks, read_corpus
 from benchmarks.training_speed import run_config
-from vlhmm.distributions import Tables
+from vlhmm.distributions import HMMDistributions
 from vlhmm.evaluation.perplexity import evaluate
 from vlhmm.language_model import DEFAULT_MEMORY, HMMLanguageModel
 from vlhmm.training.trainer import build_hmm
@@ -24,7 +24,7 @@ def random_model(settings: dict[str, Any]) -> HMMLanguageModel:
     config = run_config({**settings, "transition": "block-factored"})
     with torch.no_grad():
         hmm = build_hmm(config, blocks, corpus.train)
-        tables = Tables(hmm.potentials(), blocks)
+        tables = HMMDistributions(hmm.potentials(), blocks)
     return HMMLanguageModel(corpus.vocabulary, tables, "reset", settings.get("memory") or DEFAULT_MEMORY)
 
 

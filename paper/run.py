@@ -401,7 +401,7 @@ def batch_milliseconds(folder: Path, corpus: Corpus, memory: int | None, repeats
     import torch
 
     from vlhmm.data.batches import stream_batches
-    from vlhmm.distributions import Tables
+    from vlhmm.distributions import HMMDistributions
     from vlhmm.language_model import DEFAULT_MEMORY, HMMLanguageModel
     from vlhmm.training.trainer import load_hmm
 
@@ -412,7 +412,7 @@ def batch_milliseconds(folder: Path, corpus: Corpus, memory: int | None, repeats
     for _ in range(repeats):
         began = time.perf_counter()
         with torch.no_grad():
-            tables = Tables(hmm.potentials(), blocks)
+            tables = HMMDistributions(hmm.potentials(), blocks)
         model = HMMLanguageModel(corpus.vocabulary, tables, "carry", memory or DEFAULT_MEMORY)
         model.score_batch(batch.tokens, batch.lengths, model.start(len(batch.lengths)))
         fresh.append(time.perf_counter() - began)

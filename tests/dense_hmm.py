@@ -1,50 +1,55 @@
-"""A small HMM held as dense matrices that answers what `Tables` answers: the queries' other model to be
-tested on."""
+"""A small HMM held as dense matrices: the queries' other model to be tested on."""
+
+from collections import OrderedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vlhmm.data.vocabulary import Vocabulary
+from vlhmm.distributions import HMMDistributions
 
 WORDS = ("a", "b", "c", "d", "e", "f")
 
 
-class DenseTables:
-    """`Tables` from start (S,), A (S, S) and O (S, V), by plain matrix products."""
+class DenseDistributions(HMMDistributions):
+    """`HMMDistributions` from start (S,), A (S, S) and O (S, V), by plain matrix products."""
 
     def __init__(self, start, transition, emission, group_of_word, states_of_group, dtype=torch.float64):
         self.dtype, self.device = dtype, torch.device("cpu")
         self.matrices = (start, transition, emission)
-        self.start = torch.tensor(start, dtype=dtype)
+        self.start = torch.tensor(start, dtype=dtype).double()
         self.A, self.O = (torch.tensor(m, dtype=dtype) for m in (transition, emission))
         self.group_of_word = torch.tensor(group_of_word)
         self.states_of_group = torch.tensor(states_of_group)
-        self.num_groups, self.states_per_block = self.states_of_group.shape
+        self.num_groups, self.states_per_group = self.states_of_group.shape
         self.num_states, self.vocab_size = self.O.shape
         words = torch.arange(self.vocab_size)[:, None]
         self.emission = self.O[self.states_of_group[self.group_of_word], words]
+        self.emission_total = torch.ones(self.num_states, dtype=torch.float64)
+        self._kept_tiles = OrderedDict()
 
     def double(self):
-        return DenseTables(*self.matrices, self.group_of_word.tolist(), self.states_of_group.tolist())
+        exact = DenseDistributions(*self.matrices, self.group_of_word.tolist(), self.states_of_group.tolist())
+        return exact.under(self.rule, self.eos)
 
-    def _spread(self, groups: Tensor, rows: Tensor) -> Tensor:
+    def _spread(self, groups, rows: Tensor) -> Tensor:
         dense = rows.new_zeros(len(groups), self.num_states)
-        for i, group in enumerate(groups.tolist()):
+        for i, group in enumerate(torch.as_tensor(groups).tolist()):
             dense[i].index_add_(0, self.states_of_group[group], rows[i])
         return dense
 
     def advance(self, alpha):
-        return alpha @ self.A.to(alpha.dtype)
+        return alpha.double() @ self.A.double()
 
     def advance_from(self, groups, alpha):
-        return self._spread(groups, alpha) @ self.A.to(alpha.dtype)
+        return self._spread(groups, alpha.double()) @ self.A.double()
 
     def retreat(self, beta):
-        return beta @ self.A.T.to(beta.dtype)
+        return beta.double() @ self.A.T.double()
 
     def retreat_to(self, groups, beta):
-        return self._spread(groups, beta) @ self.A.T.to(beta.dtype)
+        return self._spread(groups, beta.double()) @ self.A.T.double()
 
     def tile(self, g, g2):
         return self.A[self.states_of_group[g]][:, self.states_of_group[g2]]
@@ -53,27 +58,27 @@ class DenseTables:
         return torch.stack([self.tile(g, g2) for g, g2 in zip(sources.tolist(), targets.tolist(), strict=True)])
 
     def emit(self, predicted):
-        return predicted @ self.O.to(predicted.dtype)
+        return predicted.double() @ self.O.double()
 
-    def rows(self, states):
+    def raw_rows(self, states):
         return self.A[states]
 
     def normalized_rows(self, states, dtype):
         return self.A[states].to(dtype)
 
-    @property
-    def emission_total(self):
-        return torch.ones(self.num_states, dtype=torch.float64)
+    def sample_next(self, states, generator):
+        return torch.multinomial(self.A[states].double(), 1, generator=generator)[:, 0]
 
     def dense(self):
         return self.A, self.O
 
 
 class DenseModel:
-    """What the queries ask of a model: tables, a vocabulary and a rule."""
+    """What the queries ask of a model: distributions, a vocabulary and a rule."""
 
-    def __init__(self, tables, vocabulary, rule):
-        self.tables, self.vocabulary, self.rule = tables, vocabulary, rule
+    def __init__(self, distributions, vocabulary, rule):
+        self.distributions = distributions.under(rule, vocabulary.eos)
+        self.vocabulary, self.rule = vocabulary, rule
 
 
 def random_model(
@@ -126,8 +131,10 @@ def random_model(
     transition /= transition.sum(1, keepdims=True)
     start /= start.sum()
     emission /= np.where(emission.sum(1, keepdims=True) > 0, emission.sum(1, keepdims=True), 1)
-    tables = DenseTables(start, transition, emission, group_of_word.tolist(), states_of_group.tolist(), dtype)
-    return DenseModel(tables, vocabulary, rule)
+    distributions = DenseDistributions(
+        start, transition, emission, group_of_word.tolist(), states_of_group.tolist(), dtype
+    )
+    return DenseModel(distributions, vocabulary, rule)
 
 
 def kinds():
@@ -137,10 +144,10 @@ def kinds():
 
 def judged(model) -> tuple:
     """The model as the oracle takes it: dense matrices, the id of <eos>, the rule."""
-    tables = model.tables
-    transition, emission = tables.dense()
+    distributions = model.distributions
+    transition, emission = distributions.dense()
     return (
-        tables.start.double().numpy(),
+        distributions.start.numpy(),
         transition.double().numpy(),
         emission.double().numpy(),
         model.vocabulary.eos,

@@ -1,4 +1,4 @@
-"""Small models to ask: random dense ones by hypothesis, and real `Tables` of every parameterization."""
+"""Small models to ask: random dense ones by hypothesis, and real `HMMDistributions` of every parameterization."""
 
 import torch
 from hypothesis import settings
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dense_hmm import DenseModel, random_model
 from models import KINDS, VOCABULARY, small_hmm
-from vlhmm.distributions import Tables
+from vlhmm.distributions import HMMDistributions
 
 RULES = ("reset", "carry")
 MANY = settings(deadline=None, max_examples=60, derandomize=True)
@@ -16,7 +16,7 @@ def real_model(kind: str, rule: str, seed: int = 0, dtype: torch.dtype = torch.f
     """A model of one of the package's own parameterizations, with its real tables."""
     hmm, blocks = small_hmm(kind, seed, dtype)
     with torch.no_grad():
-        return DenseModel(Tables(hmm.potentials(), blocks), VOCABULARY, rule)
+        return DenseModel(HMMDistributions(hmm.potentials(), blocks), VOCABULARY, rule)
 
 
 REAL = [(kind, rule) for i, kind in enumerate(KINDS) for rule in (RULES if i % 3 == 0 else (RULES[i % 2],))]

@@ -14,7 +14,7 @@ from models import KINDS, small_hmm
 from test_training import GRADIENT, tiny, toy  # noqa: F401
 from vlhmm.data.manifest import remove_listed
 from vlhmm.data.text import encode, lines, shards
-from vlhmm.distributions import Tables
+from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import CheckpointError, ConfigError
 from vlhmm.evaluation.perplexity import evaluate
 from vlhmm.training import trainer as trainer_module
@@ -45,10 +45,10 @@ def expected_transition(dense: torch.Tensor, kind: str, blocks, factors: Factors
 @pytest.mark.parametrize("kind", KINDS)
 def test_scaled_weights_are_tempered_distributions(kind):
     hmm, blocks = small_hmm(kind)
-    before_a, before_o = Tables(hmm(), blocks).dense()
+    before_a, before_o = HMMDistributions(hmm(), blocks).dense()
     weights = {name: p.detach() for name, p in hmm.named_parameters()}
     after = torch.func.functional_call(hmm, scaled(weights, hmm.config, FACTORS), ())
-    a, o = Tables(after, blocks).dense()
+    a, o = HMMDistributions(after, blocks).dense()
     alive = before_o.sum(1) > 0  # padding of uneven blocks emits nothing and is never entered
     assert_close(a[alive], expected_transition(before_a, kind, blocks, FACTORS)[alive], rtol=1e-9, atol=1e-12)
     assert_close(o[alive], tempered(before_o, FACTORS.emission)[alive], rtol=1e-9, atol=1e-12)

@@ -9,7 +9,7 @@ import torch
 
 from models import VOCABULARY, small_hmm
 from vlhmm.data.text import encode
-from vlhmm.distributions import Tables
+from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import ConfigError, DataError
 from vlhmm.evaluation.perplexity import evaluate, perplexity, token_log_probs
 from vlhmm.language_model import HMMLanguageModel
@@ -66,7 +66,7 @@ def test_impossible_text_is_infinite_not_nan():
 
 def test_hmm_perplexity_is_the_same_for_any_batching():
     hmm, blocks = small_hmm("block-factored")
-    model = HMMLanguageModel(VOCABULARY, Tables(hmm.potentials(), blocks))
+    model = HMMLanguageModel(VOCABULARY, HMMDistributions(hmm.potentials(), blocks))
     lines = [["a", "b", "c"], ["d"], ["e", "e", "zebra", "a", "b"], [], ["c", "d"]]
     text = encode(lines, VOCABULARY)
     for rule, streams in (("reset", 16), ("carry", 1), ("carry", 3)):

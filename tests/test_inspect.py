@@ -14,7 +14,7 @@ from vlhmm.analysis.stationary import CACHE_NAME, TOLERANCE, Usage, stationary, 
 from vlhmm.cli.main import main
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.components.config import ModelConfig
-from vlhmm.distributions import Tables
+from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
 from vlhmm.hmm import HMM
 from vlhmm.language_model import HMMLanguageModel
@@ -31,14 +31,14 @@ KIND = pytest.mark.parametrize("kind", KINDS)
 def model_of(kind, rule="reset", seed=0, dtype=torch.float64):
     hmm, blocks = small_hmm(kind, seed, dtype)
     with torch.no_grad():
-        tables = Tables(hmm.potentials(), blocks)
+        tables = HMMDistributions(hmm.potentials(), blocks)
     return HMMLanguageModel(VOCABULARY, tables, rule)
 
 
 def neighbours(model):
     """(u, J): the stationary distribution, and J[z, x, z', x'] = p(state, word, next state, next word), all dense."""
-    transition, emission = (matrix.double().numpy() for matrix in model.tables.dense())
-    start = model.tables.start.double().numpy()
+    transition, emission = (matrix.double().numpy() for matrix in model.distributions.dense())
+    start = model.distributions.start.double().numpy()
     num_states, num_words = emission.shape
     move = np.broadcast_to(transition[:, None, :], (num_states, num_words, num_states)).copy()
     if model.rule == "reset":
@@ -46,8 +46,8 @@ def neighbours(model):
     chain = np.einsum("zx,zxy->zy", emission, move)
     equations = np.concatenate([chain.T - np.eye(num_states), np.ones((1, num_states))])
     u = np.linalg.lstsq(equations, np.append(np.zeros(num_states), 1), rcond=None)[0]
-    if model.tables.blocks.partition:
-        u[~model.tables.blocks.alive.ravel()] = 0  # exactly, so that dead states are seen to be left out
+    if model.distributions.blocks.partition:
+        u[~model.distributions.blocks.alive.ravel()] = 0  # exactly, so that dead states are seen to be left out
     return u, np.einsum("z,zx,zxy,yw->zxyw", u, emission, move, emission)
 
 
@@ -85,15 +85,15 @@ def states_agree(listed, expected, emission):
 
 
 def blocks_agree(listed, expected, model):
-    if not model.tables.blocks.partition:
+    if not model.distributions.blocks.partition:
         assert listed == []
         return
-    by_block = expected.reshape(model.tables.num_groups, -1).sum(1)
+    by_block = expected.reshape(model.distributions.num_groups, -1).sum(1)
     assert {entry.block: entry.probability for entry in listed} == pytest.approx(dict(enumerate(by_block)), **NEAR)
     in_order(listed)
     for entry in listed:
         members = [
-            w for w, g in zip(VOCABULARY.words, model.tables.blocks.group_of_word, strict=True) if g == entry.block
+            w for w, g in zip(VOCABULARY.words, model.distributions.blocks.group_of_word, strict=True) if g == entry.block
         ]
         assert sorted(entry.words) == sorted(members)[:WORDS_SHOWN] or len(members) > WORDS_SHOWN
 
@@ -120,8 +120,8 @@ def test_usage_is_the_stationary_distribution_of_the_generated_text(kind, rule):
     assert usage.share.dtype == torch.float64 and usage.converged
     assert usage.share.numpy() == pytest.approx(expected, **SETTLED)
     assert float(usage.share.sum()) == pytest.approx(1, abs=1e-12)
-    if model.tables.blocks.partition:
-        assert not usage.share.view_as(model.tables.states_of_group)[~torch.from_numpy(model.tables.blocks.alive)].any()
+    if model.distributions.blocks.partition:
+        assert not usage.share.view_as(model.distributions.states_of_group)[~torch.from_numpy(model.distributions.blocks.alive)].any()
 
 
 @pytest.mark.parametrize("kind", ["paper", "block-factored", "uniform"])
@@ -129,7 +129,7 @@ def test_usage_in_float32_is_that_of_float64_to_the_tolerance(kind):
     hmm, blocks = small_hmm(kind)
     with torch.no_grad():
         potentials = hmm.potentials()
-    tables = (Tables(potentials, blocks, dtype) for dtype in (torch.float32, torch.float64))
+    tables = (HMMDistributions(potentials, blocks, dtype) for dtype in (torch.float32, torch.float64))
     single, double = (stationary(each, VOCABULARY.eos, "reset") for each in tables)
     assert single.converged
     assert single.share.numpy() == pytest.approx(double.share.numpy(), abs=1e-5)
@@ -137,11 +137,11 @@ def test_usage_in_float32_is_that_of_float64_to_the_tolerance(kind):
 
 def test_usage_without_memory_for_the_matrix_is_the_same(monkeypatch):
     model, made = model_of("uneven", dtype=torch.float32), []
-    rows = model.tables.rows
-    monkeypatch.setattr(model.tables, "rows", lambda states: made.append(1) or rows(states))
-    held = stationary(model.tables, 0, "reset", memory=1 << 20)
+    rows = model.distributions.raw_rows
+    monkeypatch.setattr(model.distributions, "raw_rows", lambda states: made.append(1) or rows(states))
+    held = stationary(model.distributions, 0, "reset", memory=1 << 20)
     assert len(made) == 1  # the rows are made in the first round and kept
-    streamed = stationary(model.tables, 0, "reset", memory=0)
+    streamed = stationary(model.distributions, 0, "reset", memory=0)
     assert len(made) == 1 + streamed.rounds
     assert torch.equal(held.share, streamed.share)
 
@@ -155,7 +155,7 @@ def scalar_model(logits, start, rule="carry"):
     with torch.no_grad():
         hmm.transition_logits.copy_(torch.tensor(logits))
         hmm.start_logits.copy_(torch.tensor([start]))
-        tables = Tables(hmm.potentials(), blocks)
+        tables = HMMDistributions(hmm.potentials(), blocks)
     return HMMLanguageModel(VOCABULARY, tables, rule)
 
 
@@ -179,8 +179,8 @@ def test_usage_that_does_not_settle_says_so(monkeypatch):
 @KIND
 def test_state_views_agree_with_the_joint_table(kind, rule):
     model, inspector, u, joint = inspector_of(kind, rule)
-    emission = model.tables.dense()[1].numpy()
-    for z in alive_states(model.tables.blocks):
+    emission = model.distributions.dense()[1].numpy()
+    for z in alive_states(model.distributions.blocks):
         view = inspector.state(int(z), top=100)
         assert view.usage == pytest.approx(u[z], **NEAR)
         assert view.usage_rank == 1 + (inspector.usage > inspector.usage[z]).sum()
@@ -196,9 +196,9 @@ def test_state_views_agree_with_the_joint_table(kind, rule):
         words_agree(view.previous_words, given(joint[:, :, z].sum((0, 2))))
         assert view.next_entropy == pytest.approx(entropy(ahead), **NEAR)
         assert view.previous_entropy == pytest.approx(entropy(behind), **NEAR)
-        if model.tables.blocks.partition:
-            assert divmod(z, model.tables.states_per_block) == (view.block, view.slot)
-            of_block = u.reshape(model.tables.num_groups, -1)[view.block].sum()
+        if model.distributions.blocks.partition:
+            assert divmod(z, model.distributions.states_per_group) == (view.block, view.slot)
+            of_block = u.reshape(model.distributions.num_groups, -1)[view.block].sum()
             assert view.share_of_block == pytest.approx(u[z] / of_block, **NEAR)
         else:
             assert (view.block, view.slot, view.share_of_block) == (None, None, None)
@@ -208,7 +208,7 @@ def test_state_views_agree_with_the_joint_table(kind, rule):
 @KIND
 def test_word_views_agree_with_the_joint_table(kind, rule):
     model, inspector, u, joint = inspector_of(kind, rule)
-    emission = model.tables.dense()[1].numpy()
+    emission = model.distributions.dense()[1].numpy()
     frequency = u @ emission
     for x, word in enumerate(VOCABULARY.words):
         view = inspector.word(word, top=100)
@@ -237,14 +237,14 @@ def test_word_views_agree_with_the_joint_table(kind, rule):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "uniform"])
 def test_block_views_agree_with_the_joint_table(kind, rule):
     model, inspector, u, joint = inspector_of(kind, rule)
-    emission, size = model.tables.dense()[1].numpy(), model.tables.states_per_block
+    emission, size = model.distributions.dense()[1].numpy(), model.distributions.states_per_group
     mass = u.reshape(-1, size)
-    for block in range(model.tables.num_groups):
+    for block in range(model.distributions.num_groups):
         view = inspector.block(block, top=100)
         own = np.arange(block * size, (block + 1) * size)
         assert view.usage == pytest.approx(mass[block].sum(), **NEAR)
         assert view.usage_rank == 1 + (mass.sum(1) > mass[block].sum() + 1e-9).sum()
-        assert view.num_states == model.tables.blocks.num_alive[block]
+        assert view.num_states == model.distributions.blocks.num_alive[block]
         assert view.used_states == pytest.approx(math.exp(entropy(given(mass[block]))), **NEAR)
         words = given(mass[block] @ emission[own])
         words_agree(view.words, words)
@@ -268,9 +268,9 @@ def test_block_views_agree_with_the_joint_table(kind, rule):
 @KIND
 def test_summary_agrees_with_the_stationary_distribution(kind, rule):
     model, inspector, u, _ = inspector_of(kind, rule)
-    view, emission = inspector.summary(top=100), model.tables.dense()[1].numpy()
+    view, emission = inspector.summary(top=100), model.distributions.dense()[1].numpy()
     assert view.context == rule and view.vocabulary_size == len(VOCABULARY)
-    assert view.num_states == model.tables.blocks.num_real_states
+    assert view.num_states == model.distributions.blocks.num_real_states
     assert view.used_states == pytest.approx(math.exp(entropy(u)), **NEAR)
     for limit, states in ((0.5, view.half_of_tokens), (0.9, view.most_of_tokens)):
         held = np.cumsum(sorted(u)[::-1])

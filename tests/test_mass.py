@@ -9,45 +9,46 @@ from models import KINDS, VOCABULARY, small_hmm
 from vlhmm.analysis.verify import verify
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.components.config import ModelConfig
-from vlhmm.distributions import Tables
+from vlhmm.distributions import HMMDistributions
 from vlhmm.hmm import HMM
-from vlhmm.process import Process
 
 STEPS = 100
 
 
-def process_of(kind: str) -> Process:
+def distributions_of(kind: str) -> HMMDistributions:
     hmm, blocks = small_hmm(kind, dtype=torch.float32)
     with torch.no_grad():
-        return Process(Tables(hmm.potentials(), blocks), VOCABULARY.eos, "carry")
+        return HMMDistributions(hmm.potentials(), blocks).under("carry", VOCABULARY.eos)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_mass_is_kept_over_many_steps(kind):
-    process = process_of(kind)
-    alpha, beta = process.start[None], torch.ones(1, process.num_states, dtype=torch.float64)
+    distributions = distributions_of(kind)
+    alpha, beta = distributions.start[None], torch.ones(1, distributions.num_states, dtype=torch.float64)
     for _ in range(STEPS):
-        alpha, beta = process.advance(alpha), process.retreat(beta)
+        alpha, beta = distributions.advance(alpha), distributions.retreat(beta)
     assert abs(float(alpha.sum()) - 1) < 1e-9
     assert float((beta - 1).abs().max()) < 1e-9
-    assert abs(float(process.emit(alpha).sum()) - 1) < 1e-9
-    groups = list(range(process.num_groups))
-    inside = torch.full((len(groups), process.states_per_group), 1 / process.states_per_group, dtype=torch.float64)
-    assert float((process.advance_from(groups, inside).sum(1) - 1).abs().max()) < 1e-9
-    every = torch.ones(1, process.num_states, dtype=torch.float64)
-    assert all(float((process.retreat_at(g, every) - 1).abs().max()) < 1e-9 for g in groups)
+    assert abs(float(distributions.emit(alpha).sum()) - 1) < 1e-9
+    groups = list(range(distributions.num_groups))
+    inside = torch.full(
+        (len(groups), distributions.states_per_group), 1 / distributions.states_per_group, dtype=torch.float64
+    )
+    assert float((distributions.advance_from(groups, inside).sum(1) - 1).abs().max()) < 1e-9
+    every = torch.ones(1, distributions.num_states, dtype=torch.float64)
+    assert all(float((distributions.retreat_at(g, every) - 1).abs().max()) < 1e-9 for g in groups)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_float32_products_equal_those_of_the_float64_model(kind):
-    process = process_of(kind)
-    double = Process(process.tables.double(), process.eos, "carry")
-    alpha = torch.rand(3, process.num_states, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    distributions = distributions_of(kind)
+    double = distributions.double()
+    alpha = torch.rand(3, distributions.num_states, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     alpha[1] *= 1e-60  # below the smallest float32
     for ours, theirs in (
-        (process.advance, double.advance),
-        (process.retreat, double.retreat),
-        (process.emit, double.emit),
+        (distributions.advance, double.advance),
+        (distributions.retreat, double.retreat),
+        (distributions.emit, double.emit),
     ):
         torch.testing.assert_close(ours(alpha), theirs(alpha), rtol=3e-5, atol=0)
 
@@ -58,16 +59,16 @@ def test_emissions_of_a_dense_model_with_many_words_sum_to_one():
     with torch.no_grad():
         for parameter in hmm.parameters():
             parameter += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
-        process = Process(Tables(hmm.potentials(), blocks), 0, "reset")
-    stored = process.tables.emission.double().sum(0).numpy()
+        distributions = HMMDistributions(hmm.potentials(), blocks).under("reset", 0)
+    stored = distributions.emission.double().sum(0).numpy()
     assert np.abs(stored - 1).max() < 1e-7
-    every = process.class_emission(torch.arange(9000))
+    every = distributions.class_emission(torch.arange(9000))
     assert float((every - 1).abs().max()) < 1e-12
 
 
 def test_verify_checks_mass_over_many_steps():
     hmm, blocks = small_hmm("block-factored", dtype=torch.float32)
     with torch.no_grad():
-        model = DenseModel(Tables(hmm.potentials(), blocks), VOCABULARY, "carry")
+        model = DenseModel(HMMDistributions(hmm.potentials(), blocks), VOCABULARY, "carry")
     found = {check.name: check for check in verify(model, num_texts=1)}["mass kept over many steps"]
     assert found.passed and found.cases == 2 * STEPS and found.bound == 1e-9

@@ -23,7 +23,7 @@ from vlhmm.baselines.kneser_ney import save as save_kneser_ney
 from vlhmm.baselines.lstm import LSTM
 from vlhmm.cli.main import main
 from vlhmm.data.text import encode
-from vlhmm.distributions import Tables
+from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import CheckpointError, ConfigError, QueryError
 from vlhmm.evaluation.mixture import (
     Mixture,
@@ -42,7 +42,7 @@ LINES = [line.split() for line in ("a b c", "b a d", "a a", "e c b a", "c", "d b
 def hmm(kind="block-factored", seed=0):
     model, blocks = small_hmm(kind, seed)
     with torch.no_grad():
-        return HMMLanguageModel(VOCABULARY, Tables(model.potentials(), blocks), "reset")
+        return HMMLanguageModel(VOCABULARY, HMMDistributions(model.potentials(), blocks), "reset")
 
 
 def kneser_ney(order=3):

@@ -18,7 +18,7 @@ from vlhmm.components.dropout import num_kept, sample_columns, sample_kept, slot
 from vlhmm.components.low_rank import LowRank
 from vlhmm.components.transitions import BlockFactored
 from vlhmm.data.batches import Batch
-from vlhmm.distributions import Tables
+from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import ConfigError
 from vlhmm.hmm import HMM, Kept
 from vlhmm.language_model import HMMLanguageModel
@@ -89,7 +89,7 @@ def test_parameters_become_the_model_that_the_formulas_say(kind):
         alive = (np.arange(num_slots)[None] < blocks.num_alive[:, None]).ravel()
     settings = asdict(hmm.config)
     start, matrix, emission = dense(weights, settings, states_of_word, num_slots, alive)
-    tables = Tables(hmm(), blocks)
+    tables = HMMDistributions(hmm(), blocks)
     found_matrix, found_emission = tables.dense()
     found = (tables.start, found_matrix[alive], found_emission[alive])
     for ours, expected in zip(found, (start, matrix[alive], emission[alive]), strict=True):
@@ -120,7 +120,7 @@ def test_distributions_are_normalized(kind, dropped):
 def test_tables_equal_the_definition(kind):
     hmm, blocks = small_hmm(kind)
     start, matrix, emission = dense_by_definition(hmm, blocks)
-    tables = Tables(hmm.potentials(), blocks)
+    tables = HMMDistributions(hmm.potentials(), blocks)
     dense_matrix, dense_emission = tables.dense()
     assert_close(tables.start, start, **EXACT)
     assert_close(dense_matrix, matrix, **EXACT)
@@ -195,7 +195,7 @@ def test_expected_counts_give_the_gradient_of_the_marginal_likelihood(kind, drop
 @pytest.mark.parametrize("kind", KINDS)
 def test_language_model_sums_every_state_path(kind):
     hmm, blocks = small_hmm(kind)
-    model = HMMLanguageModel(VOCABULARY, Tables(hmm.potentials(), blocks))
+    model = HMMLanguageModel(VOCABULARY, HMMDistributions(hmm.potentials(), blocks))
     dense = dense_by_definition(hmm, blocks)
     for sentence in ([2], [3, 5, 0], [6, 1, 2, 2, 4]):
         tokens = torch.tensor([sentence])
@@ -206,7 +206,7 @@ def test_language_model_sums_every_state_path(kind):
 
 def test_scoring_within_a_small_memory_budget_changes_nothing():
     hmm, blocks = small_hmm("block-factored")
-    tables = Tables(hmm.potentials(), blocks)
+    tables = HMMDistributions(hmm.potentials(), blocks)
     tokens = torch.tensor([[2, 3, 4, 5, 6, 1, 2, 0, 3, 3], [6, 5, 4, 3, 2, 1, 1, 0, 2, 4]])
     lengths = torch.tensor([10, 9])
     plenty = HMMLanguageModel(VOCABULARY, tables)
@@ -227,7 +227,7 @@ def test_permuted_slots_change_nothing():
     tokens, lengths = torch.tensor([[2, 5, 3, 6, 0]]), torch.tensor([5])
     scores = []
     for model in (hmm, twin):
-        lm = HMMLanguageModel(VOCABULARY, Tables(model.potentials(), blocks))
+        lm = HMMLanguageModel(VOCABULARY, HMMDistributions(model.potentials(), blocks))
         scores.append(lm.score_batch(tokens, lengths, lm.start(1))[0])
     assert_close(*scores, **EXACT)
 
@@ -246,7 +246,7 @@ def test_first_loss_is_about_log_vocabulary(kind):
     blocks = Blocks.partition_of(words, 8, 16)
     settings = {"num_states": 128, "num_blocks": 8, "hidden_size": 64, **KINDS[kind]}
     hmm = HMM(ModelConfig(**settings), blocks)
-    tables = Tables(hmm.potentials(), blocks)
+    tables = HMMDistributions(hmm.potentials(), blocks)
     for state_distribution in (tables.start[None], tables.advance(tables.start[None])):
         log_prob = tables.emit(state_distribution).log()
         assert abs(-log_prob.mean().item() - math.log(400)) < 0.7
@@ -301,7 +301,7 @@ def test_refusals():
         ModelConfig(constraint="uniform", transition="block-factored")
     hmm, blocks = small_hmm("paper")
     with pytest.raises(ConfigError, match="different runs"):
-        HMMLanguageModel(type(VOCABULARY)(VOCABULARY.words[:-1]), Tables(hmm.potentials(), blocks))
+        HMMLanguageModel(type(VOCABULARY)(VOCABULARY.words[:-1]), HMMDistributions(hmm.potentials(), blocks))
     assert small_blocks("paper").num_states == 12
 
 
@@ -309,7 +309,7 @@ def test_refusals():
 def test_language_model_contract(kind):
     """Sums to one, splits with the carry, and does not care about padding, batch size or order."""
     hmm, blocks = small_hmm(kind)
-    model = HMMLanguageModel(VOCABULARY, Tables(hmm.potentials(), blocks))
+    model = HMMLanguageModel(VOCABULARY, HMMDistributions(hmm.potentials(), blocks))
     check_language_model(model, np.random.default_rng(0))
 
 

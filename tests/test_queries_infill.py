@@ -258,7 +258,7 @@ def test_constrained_texts_are_drawn_with_their_probabilities(rule):
 
 def test_float32_tables_answer_nearly_the_same():
     single = real_model("block-factored", "reset", dtype=torch.float32)
-    double = DenseModel(single.tables.double(), single.vocabulary, single.rule)
+    double = DenseModel(single.distributions.double(), single.vocabulary, single.rule)
     text = "a [MASK:1-3] b [MASK] zzz"
     ours, theirs = prepare(single, text), prepare(double, text)
     assert_allclose(ours.log_evidence, theirs.log_evidence, rtol=1e-5)
@@ -310,7 +310,7 @@ def test_impossible_wishes_are_refused():
         prepare(model, "a [MASK]").log_prob("a", "b")
     with pytest.raises(QueryError, match="no temperature"):
         sample(model, constraint=must_contain("a"), temperature=0.5)
-    model.tables.emission[model.vocabulary.id_of["a"]] = 0
+    model.distributions.emission[model.vocabulary.id_of["a"]] = 0
     with pytest.raises(QueryError, match="probability zero"):
         prepare(model, "a [MASK] b")
     with pytest.raises(QueryError, match="every text that satisfies it has probability zero"):

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 import query_oracle as oracle
 from benchmarks.query_speed import bench_queries
-from dense_hmm import DenseModel, DenseTables, judged, random_model
+from dense_hmm import DenseDistributions, DenseModel, judged, random_model
 from query_models import MANY, ids_of, models, real_model, texts
 from vlhmm.analysis.export import LOG_ZERO, export, load_export
 from vlhmm.analysis.verify import verify
@@ -93,9 +93,9 @@ def known_chain(rule="carry"):
     values, vectors = np.linalg.eig(transition.T)
     stationary = np.real(vectors[:, np.argmax(np.real(values))])
     stationary = stationary / stationary.sum()
-    tables = DenseTables(stationary, transition, np.eye(3), [0, 1, 2], [[0], [1], [2]])
+    distributions = DenseDistributions(stationary, transition, np.eye(3), [0, 1, 2], [[0], [1], [2]])
     rate = -(stationary[:, None] * transition * np.log(transition)).sum()
-    return DenseModel(tables, vocabulary, rule), rate
+    return DenseModel(distributions, vocabulary, rule), rate
 
 
 def test_entropy_rate_of_a_chain_with_a_closed_form():
@@ -233,22 +233,27 @@ BREAKS = {
 @pytest.mark.parametrize("what", [*BREAKS, "emit", "tiles", "retreat", "double"])
 def test_a_broken_model_is_found_out(what):
     model = random_model(4, num_words=4, num_groups=3, size=3)
-    tables = model.tables
+    distributions = model.distributions
     assert all(check.passed for check in verify(model))
-    del model._query_process
     if what in BREAKS:
-        BREAKS[what](tables)
+        BREAKS[what](distributions)
     elif what == "emit":
-        tables.emit = lambda predicted: predicted @ tables.O.roll(1, 1)
+        distributions.emit = lambda predicted: predicted.double() @ distributions.O.double().roll(1, 1)
     elif what == "tiles":
-        tables.tile = lambda g, g2: tables.A[tables.states_of_group[g]][:, tables.states_of_group[g2]] * 1.01
+        distributions._kept_tiles.clear()
+        distributions.tile = lambda g, g2: (
+            distributions.A[distributions.states_of_group[g]][:, distributions.states_of_group[g2]] * 1.01
+        )
     elif what == "retreat":
-        tables.retreat = lambda beta: (beta @ tables.A.T) * 1.02
+        distributions.retreat = lambda beta: (beta @ distributions.A.T) * 1.02
     else:
-        tables.double = lambda: random_model(5, num_words=4, num_groups=3, size=3).tables
-        tables.dtype = torch.float32
-        tables.start = tables.start.float()
-        tables.A, tables.O, tables.emission = tables.A.float(), tables.O.float(), tables.emission.float()
+        distributions.double = lambda: random_model(5, num_words=4, num_groups=3, size=3).distributions
+        distributions.dtype = torch.float32
+        distributions.A, distributions.O, distributions.emission = (
+            distributions.A.float(),
+            distributions.O.float(),
+            distributions.emission.float(),
+        )
     assert not all(check.passed for check in verify(model))
 
 

@@ -15,7 +15,6 @@ import query_oracle as oracle
 from dense_hmm import judged, random_model
 from query_models import MANY, REAL, ids_of, models, real_model, texts
 from vlhmm.errors import QueryError
-from vlhmm.process import process_of
 from vlhmm.queries.decode import posteriors
 from vlhmm.queries.next_word import next_distribution, next_word
 from vlhmm.queries.prefix import begin, state_from_json
@@ -186,7 +185,7 @@ def test_samples_of_real_tables_agree_with_their_probabilities(kind):
 def test_streams_go_on_as_the_rule_says():
     for rule in ("reset", "carry"):
         model = random_model(3, num_words=1, rule=rule)
-        streams = sample_streams(process_of(model), 4000, 3, torch.Generator().manual_seed(1)).tolist()
+        streams = sample_streams(model.distributions, 4000, 3, torch.Generator().manual_seed(1)).tolist()
         judge, size = judged(model), len(model.vocabulary)
         expected = {
             (a, b, c): oracle.string_probability(judge, (a, b, c))
@@ -260,7 +259,7 @@ def test_bad_wishes_are_refused(wishes, what):
 
 def test_an_impossible_prompt_is_refused():
     model = random_model(0, num_words=2)
-    model.tables.emission[model.vocabulary.id_of["a"]] = 0
+    model.distributions.emission[model.vocabulary.id_of["a"]] = 0
     with pytest.raises(QueryError, match="probability zero"):
         sample(model, prompt="a")
     assert score(model, "a") == -math.inf

@@ -18,7 +18,7 @@ from vlhmm.config import override
 from vlhmm.data.corpora import Corpus, load_texts
 from vlhmm.data.manifest import check_manifest
 from vlhmm.data.text import encode, learn
-from vlhmm.distributions import Tables
+from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import CheckpointError, ConfigError, DataError
 from vlhmm.evaluation.mixture import is_mixture, read_mixture
 from vlhmm.language_model import DEFAULT_MEMORY, HMMLanguageModel
@@ -89,7 +89,7 @@ def load_any(
     with torch.no_grad():
         potentials = hmm.to(device, dtype).potentials()
     model = HMMLanguageModel(
-        vocabulary, Tables(potentials, blocks), config.training.evaluation_context, memory or DEFAULT_MEMORY
+        vocabulary, HMMDistributions(potentials, blocks), config.training.evaluation_context, memory or DEFAULT_MEMORY
     )
     model.folder = path
     return model
@@ -162,7 +162,7 @@ def train(
     Example:
         >>> sentences = ["the dog runs .", "a cat sleeps ."] * 60
         >>> model = vlhmm.train(sentences, states=8, blocks=4, epochs=2, preset="tiny", progress=False)
-        >>> model.tables.num_states
+        >>> model.distributions.num_states
         8
     """
     from vlhmm.training import trainer

@@ -1,13 +1,17 @@
-"""The distributional parameters of a model, computed once: what scoring and every query read.
+"""The distributions of a trained HMM, computed once: what scoring and every query read.
 
-start (S,), emission (V, K), and the transition matrix A by its factors. A itself, |Z| x |Z|, is never
+p(z_1) (S,), p(x | z) as a table (V, K), and the transition matrix A by its factors. A itself, |Z| x |Z|, is never
 held: products with it stream over the rows of a few blocks at a time.
 
-Products take and return the caller's type, float64 for every query. Rows are made in the model's type,
-then each is divided by its own sum in the caller's type: a float32 model keeps probability mass to 1e-15 per step.
+Tables are held in the model's type. Every sum over states is taken in float64, over rows that are normalized in
+float64, so that a float32 model keeps probability mass to 1e-15 per step.
+
+The context rule is part of the chain: under "reset" it starts again from p(z_1) after an <eos> (`restarts`).
 """
 
-from collections.abc import Iterator
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,15 +22,28 @@ from torch import Tensor
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.components import emissions
 from vlhmm.components.transitions import Softmax
+from vlhmm.errors import QueryError
 from vlhmm.hmm import ModelPotentials, Transition
 
+RULES = ("reset", "carry")
 ROWS_AT_ONCE = 1 << 23  # entries of A made at a time: 32 MB in float32
 WIDENED_AT_ONCE = 1 << 18  # of these, entries copied to float64 at a time: 2 MB, which stay in the cache
 WORDS_AT_ONCE = 8192  # of the emission table
+TILE_CACHE_BYTES = 1 << 27
+ROW_CHUNK_BYTES = 1 << 26
 
 
-class Tables:
-    """Probabilities of a trained HMM, in float32 or float64, with exact products against A."""
+class HMMDistributions:
+    """p(z_1), p(z' | z) and p(x | z) of a trained HMM, with exact products against A.
+
+    Args:
+        potentials: The log-probabilities that the parameters give.
+        blocks: Which states may emit a word.
+        dtype: Type of the tables; that of the potentials if not given. Products are in float64 whatever it is.
+    """
+
+    eos: int = -1  # the word after which the chain may restart, set by `under`
+    rule: str = "reset"
 
     def __init__(self, potentials: ModelPotentials, blocks: Blocks, dtype: torch.dtype | None = None) -> None:
         log_emission = potentials.log_emission.detach()
@@ -39,13 +56,22 @@ class Tables:
         self.group_of_word: Int[Tensor, " word"] = self._index(blocks.group_of_word)
         self.states_of_group: Int[Tensor, "group slot"] = self._index(blocks.states_of_group)
         self.num_states, self.num_groups = blocks.num_states, blocks.num_groups
-        self.states_per_block = self.states_of_group.shape[1]
+        self.states_per_group = self.states_of_group.shape[1]
         self.vocab_size = len(self.group_of_word)
         self.emission: Float[Tensor, "word slot"] = log_emission.to(dtype).exp()
         total = self.emission_total  # a float32 log-softmax over a large vocabulary leaves as much as 1e-5 here
         for words in torch.arange(self.vocab_size, device=self.device).split(WORDS_AT_ONCE):
             self.emission[words] = (self.emission[words].double() / total[self._states_of(words)]).to(dtype)
         del self.emission_total  # of the table as it is now: what rounding has left
+        self._kept_tiles: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
+
+    def under(self, rule: str, eos: int) -> "HMMDistributions":
+        """The same distributions under a context rule; `eos` is the word after which "reset" starts again."""
+        if rule not in RULES:
+            raise QueryError(f"unknown context rule {rule!r}, expected one of {', '.join(RULES)}")
+        chain = copy.copy(self)
+        chain.rule, chain.eos = rule, int(eos)
+        return chain
 
     @cached_property
     def emission_total(self) -> Float[Tensor, " state"]:
@@ -63,12 +89,13 @@ class Tables:
 
     @cached_property
     def start(self) -> Float[Tensor, " state"]:
-        """p(z_1 = z)."""
-        start = torch.zeros(self.num_states, dtype=self.dtype, device=self.device)
-        start[self.states_of_group.flatten()] = self.start_of_group.flatten()  # a shared state has one value throughout
-        return start
+        """p(z_1 = z), in float64."""
+        start = torch.zeros(self.num_states, dtype=torch.float64, device=self.device)
+        # a shared state has one value throughout
+        start[self.states_of_group.flatten()] = self.start_of_group.flatten().double()
+        return start / start.sum()
 
-    def double(self) -> "Tables":
+    def double(self) -> "HMMDistributions":
         """The same model in float64, every distribution normalized anew."""
         log_emission = self.log_emission.double()
         if self.blocks.partition:
@@ -77,19 +104,63 @@ class Tables:
         else:
             totals = emissions.segment_logsumexp(log_emission, self.states_of_group, self.num_states)
             log_emission = log_emission - totals[self.states_of_group]
-        log_start = (self.start_of_group.double() / self.start.double().sum()).log()
-        return Tables(ModelPotentials(log_start, log_emission, self.transition.to(dtype=torch.float64)), self.blocks)
+        log_start = self.start[self.states_of_group].log()
+        potentials = ModelPotentials(log_start, log_emission, self.transition.to(dtype=torch.float64))
+        double = HMMDistributions(potentials, self.blocks)
+        double.rule, double.eos = self.rule, self.eos
+        return double
 
-    # ---- pieces of A
+    # ---- one word
+
+    @cached_property
+    def _group_of_word(self) -> list[int]:
+        return self.group_of_word.tolist()
+
+    def group(self, word: int) -> int:
+        """The group of states that may emit `word`."""
+        return self._group_of_word[word]
+
+    def states(self, word: int) -> Int[Tensor, " slot"]:
+        """The states that may emit `word`."""
+        return self.states_of_group[self._group_of_word[word]]
+
+    def emission_of(self, word: int) -> Float[Tensor, " slot"]:
+        """p(word | z) for z in `states(word)`."""
+        return self.emission[word].double() / self.emission_total[self.states(word)]
+
+    def start_at(self, word: int) -> Float[Tensor, " slot"]:
+        """p(z_1 = z) for z in `states(word)`."""
+        return self.start[self.states(word)]
+
+    def restarts(self, word: int) -> bool:
+        """Whether the chain starts again from p(z_1) after `word`."""
+        return self.rule == "reset" and word == self.eos
+
+    def edge(self, word: int, following: int) -> Float[Tensor, "slot slot"]:
+        """p(z' | z, word) from the states of `word` to those of `following`; p(z_1) if the chain restarts."""
+        if self.restarts(word):
+            return self.start_at(following).expand(self.states_per_group, -1)
+        return self.tiles_of([(self.group(word), self.group(following))])[0].double()
+
+    # ---- parts of A
+
+    def raw_rows(self, states: Int[Tensor, " n"]) -> Float[Tensor, "n state"]:
+        """p(. | z) for each given state in the model's type, as its parameters give it."""
+        return self.transition.rows(states)
 
     def rows(self, states: Int[Tensor, " n"]) -> Float[Tensor, "n state"]:
-        """p(. | z) for each given state."""
-        return self.transition.rows(states)
+        """p(. | z) for each given state, in float64; each row sums to one."""
+        return self.normalized_rows(states, torch.float64)
 
     def normalized_rows(self, states: Int[Tensor, " n"], dtype: torch.dtype) -> Float[Tensor, "n state"]:
         """p(. | z) for each given state in another type, where each row sums to one to that type's precision."""
-        rows = self.rows(states).to(dtype)
+        rows = self.raw_rows(states).to(dtype)
         return rows / rows.sum(1, keepdim=True)
+
+    def row_slices(self, num_rows: int) -> list[slice]:
+        """Slices of so many rows of S float64 that each stays small."""
+        size = max(1, ROW_CHUNK_BYTES // (8 * self.num_states))
+        return [slice(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
 
     def tiles(self, from_group: Tensor, to_group: Tensor, out: Tensor | None = None) -> Float[Tensor, "pair slot slot"]:
         """A[states of from][:, states of to] for each pair."""
@@ -104,55 +175,88 @@ class Tables:
         pair = (torch.tensor([g], device=self.device) for g in (from_group, to_group))
         return self.tiles(*pair)[0]
 
+    def tiles_of(self, pairs: Sequence[tuple[int, int]]) -> list[Tensor]:
+        """The (K, K) tiles of (from, to) groups in the model's type; those used last are kept."""
+        found = {pair: self._kept_tiles[pair] for pair in pairs if pair in self._kept_tiles}
+        missing = list(dict.fromkeys(pair for pair in pairs if pair not in found))
+        if missing:
+            sources, targets = (torch.tensor(groups, device=self.device) for groups in zip(*missing, strict=True))
+            found.update(zip(missing, self.tiles(sources, targets).unbind(0), strict=True))
+        capacity = max(8, TILE_CACHE_BYTES // (self.states_per_group**2 * self.emission.element_size()))
+        for pair in missing[-capacity:]:
+            self._kept_tiles[pair] = found[pair].clone()  # a view would keep the whole batch of tiles alive
+        for pair in pairs:
+            if pair in self._kept_tiles:
+                self._kept_tiles.move_to_end(pair)
+        while len(self._kept_tiles) > capacity:
+            self._kept_tiles.popitem(last=False)
+        return [found[pair] for pair in pairs]
+
     def row_chunks(self) -> list[Tensor]:
         """All states, cut into runs whose rows of A fit ROWS_AT_ONCE."""
         return list(torch.arange(self.num_states, device=self.device).split(max(1, ROWS_AT_ONCE // self.num_states)))
 
-    def row_parts(self, dtype: torch.dtype, reached: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """(states, their rows of A, the sums of these rows) a few at a time, in one buffer that the next part overwrites."""
+    def row_parts(self, reached: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """(states, their rows of A in float64, the sums of these rows) a few at a time.
+
+        The rows lie in one buffer that the next part overwrites.
+        """
         chunks = self.row_chunks()
         buffer = torch.empty(len(chunks[0]), self.num_states, dtype=self.dtype, device=self.device)
-        few = max(1, WIDENED_AT_ONCE // self.num_states) if dtype != self.dtype else len(chunks[0])
-        wide = buffer if dtype == self.dtype else torch.empty(few, self.num_states, dtype=dtype, device=self.device)
+        is_wide = self.dtype == torch.float64
+        few = len(chunks[0]) if is_wide else max(1, WIDENED_AT_ONCE // self.num_states)
+        wide = buffer if is_wide else torch.empty(few, self.num_states, dtype=torch.float64, device=self.device)
         for states in chunks:
             if reached is not None:
                 states = states[reached[states]]
             if len(states):
                 rows = self.transition.rows(states, buffer[: len(states)])
                 for some, part in zip(states.split(few), rows.split(few), strict=True):
-                    exact = part if dtype == self.dtype else wide[: len(some)].copy_(part)
+                    exact = part if is_wide else wide[: len(some)].copy_(part)
                     yield some, exact, exact.sum(1)
+
+    # ---- products, in float64
 
     def advance(self, alpha: Float[Tensor, "n state"]) -> Float[Tensor, "n state"]:
         """alpha @ A: where each distribution over states goes next, O(S^2 (h + n)). States nobody is in are skipped."""
+        alpha = alpha.double()
         result = torch.zeros_like(alpha)
-        for states, rows, totals in self.row_parts(alpha.dtype, alpha.any(dim=0)):
+        for states, rows, totals in self.row_parts(alpha.any(dim=0)):
             result.addmm_(alpha[:, states] / totals, rows)
         return result
 
     def retreat(self, beta: Float[Tensor, "n state"]) -> Float[Tensor, "n state"]:
-        """beta @ A^T: out[i, z] = sum_z' A[z, z'] beta[i, z'], O(S^2 (h + n))."""
+        """beta @ A^T: out[i, z] = sum_z' p(z' | z) beta[i, z'], O(S^2 (h + n))."""
+        beta = beta.double()
         result = torch.empty_like(beta)
-        for states, rows, totals in self.row_parts(beta.dtype):
+        for states, rows, totals in self.row_parts():
             result[:, states[0] : states[-1] + 1] = beta @ rows.t() / totals
         return result
 
-    def advance_from(self, groups: Int[Tensor, " n"], alpha: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
-        """alpha @ A where row i lives on the states of groups[i] only: O(K S h) a distinct group."""
+    def advance_from(self, groups: Sequence[int] | Tensor, alpha: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
+        """alpha @ A where row i lives on the states of groups[i] only: O(K S h) per distinct group."""
+        alpha, groups = alpha.double(), self._group_index(groups)
         result = alpha.new_empty(len(groups), self.num_states)
         for group in groups.unique().tolist():
             chosen = groups == group
-            rows = self.normalized_rows(self.states_of_group[group], alpha.dtype)
-            result[chosen] = alpha[chosen] @ rows
+            result[chosen] = alpha[chosen] @ self.rows(self.states_of_group[group])
         return result
 
-    def retreat_to(self, groups: Int[Tensor, " n"], beta: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
+    def retreat_to(self, groups: Sequence[int] | Tensor, beta: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
         """beta @ A^T where beta[i] lives on the states of groups[i] only."""
-        dense = beta.new_zeros(len(groups), self.num_states)
+        beta, groups = beta.double(), self._group_index(groups)
         if self.blocks.partition:
             return self._retreat_to_blocks(groups, beta)
+        dense = beta.new_zeros(len(groups), self.num_states)
         dense.scatter_(1, self.states_of_group[groups], beta)
         return self.retreat(dense)
+
+    def retreat_at(self, group: int, beta: Float[Tensor, "n state"]) -> Float[Tensor, "n slot"]:
+        """sum_z' p(z' | z) beta(z') for z in one group only: one pass over K rows."""
+        return beta.double() @ self.rows(self.states_of_group[group]).T
+
+    def _group_index(self, groups: Sequence[int] | Tensor) -> Tensor:
+        return torch.as_tensor(groups, device=self.device).long()
 
     def _retreat_to_blocks(self, groups: Tensor, beta: Tensor) -> Tensor:
         """Only the tiles that lead into the wanted blocks are made (block-factored), or rows of A otherwise."""
@@ -160,21 +264,21 @@ class Tables:
         every = torch.arange(self.num_groups, device=self.device)
         for group in groups.unique().tolist():
             chosen = groups == group
-            into = self.tiles(every, torch.full_like(every, group)).flatten(0, 1).to(beta.dtype)  # (S, K)
+            into = self.tiles(every, torch.full_like(every, group)).flatten(0, 1).double()  # (S, K)
             result[chosen] = beta[chosen] @ into.t()
         return result
 
     def emit(self, predicted: Float[Tensor, "n state"]) -> Float[Tensor, "n word"]:
         """sum_z predicted[z] p(x | z) for every word x."""
         order, sizes = self._words_by_group
-        predicted = predicted / self.emission_total.to(predicted.dtype)
+        predicted = predicted.double() / self.emission_total
         if not self.blocks.partition:
             gathered = [
-                (predicted[:, self.states_of_group[words]] * self.emission[words].to(predicted.dtype)).sum(-1)
+                (predicted[:, self.states_of_group[words]] * self.emission[words].double()).sum(-1)
                 for words in torch.arange(self.vocab_size, device=self.device).split(1024)
             ]
             return torch.cat(gathered, dim=1)
-        emission = self.emission[order].to(predicted.dtype).split(sizes)
+        emission = self.emission[order].double().split(sizes)
         parts = predicted.view(len(predicted), self.num_groups, -1).unbind(1)
         result = torch.empty(len(predicted), self.vocab_size, dtype=predicted.dtype, device=self.device)
         result[:, order] = torch.cat([p @ e.t() for p, e in zip(parts, emission, strict=True)], dim=1)
@@ -185,14 +289,80 @@ class Tables:
         order, sizes = self.blocks.words_by_group
         return self._index(order), sizes.tolist()
 
+    # ---- what states emit
+
+    def class_emission(self, words: Int[Tensor, " n"]) -> Float[Tensor, " state"]:
+        """sum of p(x | z) over the given words."""
+        return self._scatter(words, "sum")
+
+    def class_peak(self, words: Int[Tensor, " n"]) -> Float[Tensor, " state"]:
+        """The largest p(x | z) among the given words."""
+        return self._scatter(words, "amax")
+
+    def _scatter(self, words: Tensor, reduce: str) -> Tensor:
+        total = torch.zeros(self.num_states, dtype=torch.float64, device=self.device)
+        for part in words.split(WORDS_AT_ONCE):
+            total.scatter_reduce_(
+                0, self._states_of(part).reshape(-1), self.emission[part].double().reshape(-1), reduce
+            )
+        return total / self.emission_total
+
+    @cached_property
+    def emitted(self) -> "EmittedWords":
+        """The words of each state."""
+        return EmittedWords(self)
+
+    # ---- all of it
+
     def sample_next(self, states: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
         """z' ~ p(. | z) for each given z."""
         return self.transition.sample(states, generator)
 
     def dense(self) -> tuple[Float[Tensor, "state state"], Float[Tensor, "state word"]]:
         """(A, O) in full: for small models, tests and export."""
-        transition = self.rows(torch.arange(self.num_states, device=self.device))
+        transition = self.raw_rows(torch.arange(self.num_states, device=self.device))
         emission = torch.zeros(self.num_states, self.vocab_size, dtype=self.dtype, device=self.device)
         words = torch.arange(self.vocab_size, device=self.device)[:, None]
         emission[self.states_of_group[self.group_of_word], words] = self.emission
         return transition, emission
+
+
+class EmittedWords:
+    """Each state's words and their probabilities, in one array sorted by state: for drawing words."""
+
+    def __init__(self, distributions: HMMDistributions) -> None:
+        size = distributions.states_per_group
+        state = distributions.states_of_group[distributions.group_of_word].reshape(-1)
+        order = state.argsort(stable=True)
+        self.word = torch.div(order, size, rounding_mode="floor")
+        self.probability = (
+            distributions.emission.reshape(-1)[order].double() / distributions.emission_total[state[order]]
+        )
+        counts = torch.bincount(state, minlength=distributions.num_states)
+        self.first = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+    def words(self, state: int) -> tuple[Tensor, Tensor]:
+        """(words, p(x | z)) of one state, by id."""
+        span = slice(int(self.first[state]), int(self.first[state + 1]))
+        return self.word[span], self.probability[span]
+
+    def running_sums(self, allowed: Tensor) -> Tensor:
+        """Sums for `draw` over the words that are `allowed`, (V,) bool."""
+        weights = self.probability * allowed[self.word]
+        return torch.cat([weights.new_zeros(1), weights.cumsum(0)])
+
+    @cached_property
+    def all_words(self) -> Tensor:
+        """Sums for `draw` over every word."""
+        return torch.cat([self.probability.new_zeros(1), self.probability.cumsum(0)])
+
+    def draw(self, states: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
+        """A word for each state by inversion of `uniform` numbers: from p(x | z), over the words of
+        `sums`."""
+        sums = self.all_words if sums is None else sums
+        low, high = sums[self.first[states]], sums[self.first[states + 1]]
+        target = torch.minimum(low + uniform * (high - low), torch.nextafter(high, low))
+        return self.word[torch.searchsorted(sums, target, right=True) - 1]
+
+
+Tables = HMMDistributions

@@ -23,7 +23,7 @@ from vlhmm.data.manifest import MANIFEST, MODEL_FILES, accept_files, check_manif
 from vlhmm.data.tokenizer import TokenVocabulary, encode_file
 from vlhmm.data.user_text import DEFAULT_MEMORY as QUERY_MEMORY
 from vlhmm.data.vocabulary import Vocabulary
-from vlhmm.distributions import Tables
+from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import CheckpointError, ConfigError
 from vlhmm.evaluation.perplexity import Report, Rule, evaluate
 from vlhmm.inference import Chain, Potentials
@@ -47,30 +47,34 @@ Seed = int | np.random.Generator | torch.Generator
 class TileCache:
     """Transition tiles of the block pairs met so far, made once each, within a budget of bytes."""
 
-    def __init__(self, tables: Tables, memory: int = DEFAULT_MEMORY) -> None:
-        self.tables = tables
-        size = tables.states_per_block
-        tile_bytes = size * size * tables.emission.element_size()
-        self.capacity = int(min(memory // tile_bytes, tables.num_groups**2))
+    def __init__(self, distributions: HMMDistributions, memory: int = DEFAULT_MEMORY) -> None:
+        self.distributions = distributions
+        size = distributions.states_per_group
+        tile_bytes = size * size * distributions.emission.element_size()
+        self.capacity = int(min(memory // tile_bytes, distributions.num_groups**2))
         if self.capacity < 1:
             raise ConfigError(
                 f"memory budget of {memory / 1e6:.0f} MB cannot hold one transition tile of {tile_bytes / 1e6:.1f} MB; raise --memory"
             )
         self.slots = 0
         # with very many groups (a group a word) a table of all pairs is too large: nothing is kept between calls
-        self.keeps = tables.num_groups**2 <= 1 << 24
-        self.slot_of_code = torch.full((tables.num_groups**2 if self.keeps else 0,), -1, dtype=torch.long)
+        self.keeps = distributions.num_groups**2 <= 1 << 24
+        self.slot_of_code = torch.full((distributions.num_groups**2 if self.keeps else 0,), -1, dtype=torch.long)
 
     def take_room_of(self, other: "TileCache") -> None:
         """Uses the memory of a cache that is no longer needed: fresh pages are slow."""
-        if other.capacity == self.capacity and other.tables.dtype == self.tables.dtype and "tiles" in vars(other):
+        if (
+            other.capacity == self.capacity
+            and other.distributions.dtype == self.distributions.dtype
+            and "tiles" in vars(other)
+        ):
             self.tiles = other.tiles
 
     @cached_property
     def tiles(self) -> Float[Tensor, "pair slot slot"]:
         """Room for `capacity` tiles; the system hands out a page of it when it is first written."""
-        size = self.tables.states_per_block
-        return torch.empty(self.capacity, size, size, dtype=self.tables.dtype, device=self.tables.device)
+        size = self.distributions.states_per_group
+        return torch.empty(self.capacity, size, size, dtype=self.distributions.dtype, device=self.distributions.device)
 
     def edges(self, codes: Int[Tensor, "batch time"], live: Tensor) -> Int[Tensor, "batch time"] | None:
         """Where in `tiles` the tile of each live edge lies (-1: fresh start); None if they do not fit."""
@@ -88,19 +92,19 @@ class TileCache:
             self._fill(missing, self.slots)
             self.slot_of_code[missing] = torch.arange(self.slots, self.slots + len(missing))
             self.slots += len(missing)
-        return torch.where(codes >= 0, self.slot_of_code[codes.clamp(min=0)], -1).to(self.tables.device)
+        return torch.where(codes >= 0, self.slot_of_code[codes.clamp(min=0)], -1).to(self.distributions.device)
 
     def _edges_uncached(self, codes: Tensor, used: Tensor) -> Tensor | None:
         if len(used) > self.capacity:
             return None
         self._fill(used, 0)
         found = torch.searchsorted(used, codes.clamp(min=0)) if len(used) else torch.zeros_like(codes)
-        return torch.where(codes >= 0, found, -1).to(self.tables.device)
+        return torch.where(codes >= 0, found, -1).to(self.distributions.device)
 
     def _fill(self, codes: Tensor, first: int) -> None:
-        codes = codes.to(self.tables.device)
-        pairs = Pairs(codes // self.tables.num_groups, codes % self.tables.num_groups)
-        self.tables.tiles(*pairs, out=self.tiles[first : first + len(codes)])
+        codes = codes.to(self.distributions.device)
+        pairs = Pairs(codes // self.distributions.num_groups, codes % self.distributions.num_groups)
+        self.distributions.tiles(*pairs, out=self.tiles[first : first + len(codes)])
 
 
 class HMMLanguageModel:
@@ -110,21 +114,26 @@ class HMMLanguageModel:
 
     Args:
         vocabulary: The words; a word beyond it is read as `<unk>`.
-        tables: p(z_1), p(z' | z) and p(x | z).
+        distributions: p(z_1), p(z' | z) and p(x | z).
         rule: The context rule. "reset": each line starts from p(z_1). "carry": the state runs on over line ends.
         memory: Bytes of transition tiles kept while scoring.
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, tables: Tables, rule: str = "reset", memory: int = DEFAULT_MEMORY
+        self, vocabulary: Vocabulary, distributions: HMMDistributions, rule: str = "reset", memory: int = DEFAULT_MEMORY
     ) -> None:
-        self.vocabulary, self.tables, self.rule = vocabulary, tables, rule
+        self.vocabulary, self.rule = vocabulary, rule
+        self.distributions = distributions.under(rule, vocabulary.eos)
         self.folder: Path | None = None  # where its files lie, if it was loaded from some
-        self.cache = TileCache(tables, memory)
-        if len(vocabulary) != tables.vocab_size:
+        self.cache = TileCache(distributions, memory)
+        if len(vocabulary) != distributions.vocab_size:
             raise ConfigError(
-                f"the vocabulary has {len(vocabulary):,} words, the model {tables.vocab_size:,}; they belong to different runs"
+                f"the vocabulary has {len(vocabulary):,} words, the model {distributions.vocab_size:,}; they belong to different runs"
             )
+
+    @property
+    def tables(self) -> HMMDistributions:
+        return self.distributions
 
     # ---- what it is
 
@@ -144,12 +153,12 @@ class HMMLanguageModel:
         return f"<table><caption>HMM language model</caption>{cells}</table>"
 
     def _about(self) -> dict[str, str]:
-        tables = self.tables
+        distributions = self.distributions
         about = {
-            "states": f"{tables.num_states:,}",
-            "blocks": f"{tables.num_groups:,}",
+            "states": f"{distributions.num_states:,}",
+            "blocks": f"{distributions.num_groups:,}",
             "vocabulary": f"{len(self.vocabulary):,}",
-            "transitions": type(tables.transition).__name__,
+            "transitions": type(distributions.transition).__name__,
             "context": self.rule,
         }
         return about | ({"folder": str(self.folder)} if self.folder is not None else {})
@@ -193,15 +202,18 @@ class HMMLanguageModel:
 
     def start(self, batch_size: int) -> Carry:
         """Return the filter state before the first token, for each row of a batch."""
-        group = torch.full((batch_size,), -1, dtype=torch.long, device=self.tables.device)
+        group = torch.full((batch_size,), -1, dtype=torch.long, device=self.distributions.device)
         alpha = torch.zeros(
-            batch_size, self.tables.states_per_block, dtype=self.tables.dtype, device=self.tables.device
+            batch_size,
+            self.distributions.states_per_group,
+            dtype=self.distributions.dtype,
+            device=self.distributions.device,
         )
         return Carry(group, alpha)
 
     def score_batch(self, tokens: Tensor, lengths: Tensor, carry: Carry) -> tuple[Float[Tensor, "batch time"], Carry]:
         """Return log p(x_t | x_<t) in float64, and the filter state after each row. O(T K^2) per row."""
-        tokens, lengths = tokens.to(self.tables.device), lengths.to(self.tables.device)
+        tokens, lengths = tokens.to(self.distributions.device), lengths.to(self.distributions.device)
         chain = self.chain(tokens, lengths, carry)
         if chain is None:  # more tiles than the budget holds: one half of the time at a time
             if tokens.shape[1] == 1:
@@ -223,23 +235,23 @@ class HMMLanguageModel:
             >>> model.next_word_probabilities(model.start(2)).sum(1).round(decimals=4).tolist()
             [1.0, 1.0]
         """
-        tables = self.tables
-        predicted = tables.start.expand(len(carry.group), -1).clone()
+        distributions = self.distributions
+        predicted = distributions.start.expand(len(carry.group), -1).clone()
         going = (carry.group >= 0).nonzero()[:, 0]
         if len(going):
-            predicted[going] = tables.advance_from(carry.group[going], carry.alpha[going])
-        return tables.emit(predicted).double()
+            predicted[going] = distributions.advance_from(carry.group[going], carry.alpha[going])
+        return distributions.emit(predicted).double()
 
     @cached_property
     def potentials(self) -> Potentials:
         """What inference reads; its tiles are filled in as texts need them."""
-        return Potentials(self.tables.start_of_group, self.tables.emission, self.cache.tiles)
+        return Potentials(self.distributions.start_of_group, self.distributions.emission, self.cache.tiles)
 
     def chain(self, tokens: Tensor, lengths: Tensor, carry: Carry) -> Chain | None:
-        """The tokens as rows of tables; None if their transition tiles exceed the memory budget."""
-        groups = self.tables.group_of_word
+        """The tokens as rows of distributions; None if their transition tiles exceed the memory budget."""
+        groups = self.distributions.group_of_word
         restart = torch.zeros_like(tokens, dtype=torch.bool)
-        codes = pair_codes(groups, self.tables.num_groups, tokens, restart, carry.group)
+        codes = pair_codes(groups, self.distributions.num_groups, tokens, restart, carry.group)
         live = torch.arange(tokens.shape[1], device=tokens.device)[None] < lengths[:, None]
         edge_of = self.cache.edges(codes, live)
         return None if edge_of is None else Chain(groups[tokens], tokens, edge_of, lengths)

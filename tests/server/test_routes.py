@@ -15,7 +15,7 @@ httpx = pytest.importorskip("httpx")
 from models import VOCABULARY, small_hmm  # noqa: E402
 from vlhmm.baselines.kneser_ney import estimate  # noqa: E402
 from vlhmm.data.text import encode  # noqa: E402
-from vlhmm.distributions import Tables  # noqa: E402
+from vlhmm.distributions import HMMDistributions  # noqa: E402
 from vlhmm.language_model import HMMLanguageModel  # noqa: E402
 from vlhmm.mixture import MixtureLanguageModel  # noqa: E402
 from vlhmm.server import scoring  # noqa: E402
@@ -29,7 +29,7 @@ A, B = WORDS[0], WORDS[1]
 def make_model(rule: str = "reset") -> HMMLanguageModel:
     hmm, blocks = small_hmm("block-factored", 0, torch.float64)
     with torch.no_grad():
-        return HMMLanguageModel(VOCABULARY, Tables(hmm.potentials(), blocks), rule)
+        return HMMLanguageModel(VOCABULARY, HMMDistributions(hmm.potentials(), blocks), rule)
 
 
 MODEL = make_model()

@@ -59,7 +59,7 @@ def test_every_id_can_be_emitted_and_special_ones_stand_apart(folder):
     found = model.begin().step(vocabulary.ids("The")[0]).distribution().probabilities
     assert math.isclose(float(found.sum()), 1.0, rel_tol=1e-6)
     assert float(found.min()) > 0
-    blocks = model.tables.group_of_word.numpy()
+    blocks = model.distributions.group_of_word.numpy()
     own = blocks[vocabulary.eos]
     assert set(np.flatnonzero(blocks == own).tolist()) == set(vocabulary.special)
 
@@ -71,7 +71,7 @@ def test_an_unseen_id_has_a_fixed_fraction_of_its_partner(folder):
     counts = np.bincount(tokens, minlength=len(vocabulary))
     partner = partner_of_token(vocabulary, counts)
     ordinary = [i for i in np.flatnonzero(counts == 0).tolist() if i not in vocabulary.special]
-    emission = model.tables.emission
+    emission = model.distributions.emission
     scores = [float((emission[i] / emission[partner[i]]).log().mean()) for i in ordinary]
     once = int((counts == counts[counts > 0].min()).sum())
     factor = json.loads((folder / "run" / "calibration.json").read_text())["emission"]

@@ -37,8 +37,8 @@ from torch import Tensor
 from vlhmm.data.atomic_io import replace_atomically
 from vlhmm.data.user_text import gibibytes
 from vlhmm.data.vocabulary import Vocabulary
+from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import DataError, QueryError
-from vlhmm.process import Process, process_of
 
 Kind = Literal["npz", "safetensors", "ctrl-g", "hmmlearn"]
 KINDS: tuple[Kind, ...] = ("npz", "safetensors", "ctrl-g", "hmmlearn")
@@ -78,8 +78,8 @@ class _Array(NamedTuple):
 
 def export_bytes(model: Any, kind: Kind) -> int:
     """How large an export would be."""
-    process = process_of(model)
-    size, vocab_size = _Dense(process, absorbing=kind == "ctrl-g").num_states, process.vocab_size
+    distributions = model.distributions
+    size, vocab_size = _Dense(distributions, absorbing=kind == "ctrl-g").num_states, distributions.vocab_size
     return (8 if kind == "hmmlearn" else 4) * size * (1 + size + vocab_size)
 
 
@@ -90,8 +90,8 @@ def export(model: Any, path: str | Path, kind: Kind | None = None) -> Exported:
     chosen = kind or _kind_of(path)
     if chosen not in KINDS:
         raise QueryError(f"unknown kind of export {chosen!r}, expected one of {', '.join(KINDS)}")
-    process = process_of(model)
-    dense = _Dense(process, absorbing=chosen == "ctrl-g")
+    distributions = model.distributions
+    dense = _Dense(distributions, absorbing=chosen == "ctrl-g")
     if chosen == "hmmlearn" and dense.num_states > HMMLEARN_MAX_STATES:
         raise QueryError(
             f"hmmlearn holds A in memory in float64: {dense.num_states:,} states are too many, expected at "
@@ -110,8 +110,8 @@ def export(model: Any, path: str | Path, kind: Kind | None = None) -> Exported:
             _write_safetensors(stream, arrays, {"format": "pt"})
         config = {
             "hidden_states": dense.num_states,
-            "vocab_size": process.vocab_size,
-            "eos_token_id": process.eos,
+            "vocab_size": distributions.vocab_size,
+            "eos_token_id": distributions.eos,
         }
         with _replacing(path / "config.json") as stream:
             stream.write(f"{json.dumps(config, indent=2)}\n".encode())
@@ -173,14 +173,16 @@ def _check_room(path: Path, num_bytes: int) -> None:
 class _Dense:
     """The rows of the matrices over the states that can be entered; with an absorbing state for <eos> if asked for."""
 
-    def __init__(self, process: Process, absorbing: bool) -> None:
-        self.process, self.absorbing = process, absorbing
-        words = torch.arange(process.vocab_size, device=process.device)
-        emits = process.class_emission(words[words != process.eos] if absorbing else words)
-        into = process.advance(torch.ones(1, process.num_states, dtype=torch.float64, device=process.device))[0]
-        self.states = torch.nonzero(((process.start > 0) | (into > 0)) & (emits > 0))[:, 0]
+    def __init__(self, distributions: HMMDistributions, absorbing: bool) -> None:
+        self.process, self.absorbing = distributions, absorbing
+        words = torch.arange(distributions.vocab_size, device=distributions.device)
+        emits = distributions.class_emission(words[words != distributions.eos] if absorbing else words)
+        into = distributions.advance(
+            torch.ones(1, distributions.num_states, dtype=torch.float64, device=distributions.device)
+        )[0]
+        self.states = torch.nonzero(((distributions.start > 0) | (into > 0)) & (emits > 0))[:, 0]
         self.rest = emits[self.states]  # 1 - e(z), summed as it stands so that none of it cancels
-        self.ends = process.class_emission(torch.tensor([process.eos], device=process.device))
+        self.ends = distributions.class_emission(torch.tensor([distributions.eos], device=distributions.device))
         self.num_states = len(self.states) + absorbing
 
     def state_ids(self) -> Iterator[np.ndarray]:
@@ -190,24 +192,24 @@ class _Dense:
         yield self._into(self.process.start[None])[0]
 
     def transition(self) -> Iterator[np.ndarray]:
-        for chunk in self.process.row_chunks(len(self.states)):
+        for chunk in self.process.row_slices(len(self.states)):
             yield self._into(self.process.rows(self.states[chunk]))
         if self.absorbing:
             yield np.eye(1, self.num_states, self.num_states - 1)
 
     def emission(self) -> Iterator[np.ndarray]:
-        process, emitted, states = self.process, self.process.emitted, self.states.tolist()
-        for chunk in process.row_chunks(len(states)):
-            rows = np.zeros((chunk.stop - chunk.start, process.vocab_size))
+        distributions, emitted, states = self.process, self.process.emitted, self.states.tolist()
+        for chunk in distributions.row_slices(len(states)):
+            rows = np.zeros((chunk.stop - chunk.start, distributions.vocab_size))
             for row, state in zip(rows, states[chunk], strict=True):
                 words, probability = emitted.words(state)
                 row[words.cpu().numpy()] = probability.cpu().numpy()
             if self.absorbing:
-                rows[:, process.eos] = 0
+                rows[:, distributions.eos] = 0
                 rows /= self.rest[chunk].cpu().numpy()[:, None]
             yield rows
         if self.absorbing:
-            yield np.eye(1, process.vocab_size, process.eos)
+            yield np.eye(1, distributions.vocab_size, distributions.eos)
 
     def _into(self, rows: Tensor) -> np.ndarray:
         """(n, num_states) probabilities of the next state from rows over all S."""

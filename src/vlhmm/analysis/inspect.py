@@ -143,12 +143,12 @@ class Inspector:
     """A model with the usage of its states, to be asked what they stand for."""
 
     def __init__(self, model: Any, usage: Usage) -> None:
-        self.tables, self.rule = model.tables, model.rule
-        self.blocks = model.tables.blocks
+        self.distributions, self.rule = model.distributions, model.rule
+        self.blocks = model.distributions.blocks
         self.vocabulary: Vocabulary = model.vocabulary
         self.usage: Tensor = usage.share
-        self.restart = restart_probability(self.tables, self.vocabulary.eos, self.rule)
-        self.start: Tensor = self.tables.start.double()
+        self.restart = restart_probability(self.distributions, self.vocabulary.eos, self.rule)
+        self.start: Tensor = self.distributions.start.double()
 
     # ---- answers
 
@@ -176,13 +176,13 @@ class Inspector:
         check_top(top)
         check_state(self.blocks, state)
         group, slot = self._place(state)
-        at = torch.zeros(self.tables.states_per_block, dtype=torch.float64, device=self.tables.device)
+        at = torch.zeros(self.distributions.states_per_group, dtype=torch.float64, device=self.distributions.device)
         at[slot] = 1
         share = self.usage[state]
         ahead = self._ahead(group, at[None])[0]
         behind, words_behind = self._behind(group, at[None])
         words, probabilities = self._emission_of(state)
-        in_block = self.usage[self.tables.states_of_group[group]].sum()
+        in_block = self.usage[self.distributions.states_of_group[group]].sum()
         partition = self.blocks.partition
         return StateView(
             state=state,
@@ -194,7 +194,7 @@ class Inspector:
             num_words=len(words),
             words=[WordShare(self.vocabulary.words[words[i]], p) for i, p in largest(probabilities, top)],
             entropy=entropy(probabilities),
-            next_words=self._words(self.tables.emit(ahead[None])[0], top),
+            next_words=self._words(self.distributions.emit(ahead[None])[0], top),
             next_states=self._states(ahead, top),
             next_blocks=self._blocks(ahead, top),
             next_entropy=entropy(ahead),
@@ -208,18 +208,22 @@ class Inspector:
         """The states a word comes from, p(z | word) ∝ usage(z) p(word | z), and what stands around it in each."""
         check_top(top)
         index = known_word(self.vocabulary, word)
-        group = int(self.tables.group_of_word[index])
-        states = self.tables.states_of_group[group]
-        emitted = self.tables.emission[index].double()
+        group = int(self.distributions.group_of_word[index])
+        states = self.distributions.states_of_group[group]
+        emitted = self.distributions.emission[index].double()
         share = normalized(self.usage[states] * emitted)
         slots = [slot for slot, _ in largest(share, top)]
         # the word itself first, then its states one by one: all of them live in one group
-        each = torch.zeros(len(slots) + 1, len(states), dtype=torch.float64, device=self.tables.device)
+        each = torch.zeros(len(slots) + 1, len(states), dtype=torch.float64, device=self.distributions.device)
         each[0] = share
         each[torch.arange(1, len(slots) + 1), slots] = 1
         fresh = self.rule == "reset" and index == self.vocabulary.eos
-        ahead = self.start.expand(len(each), -1) if fresh else self.tables.advance_from(self._groups(group, each), each)
-        words_ahead = self.tables.emit(ahead.contiguous())
+        ahead = (
+            self.start.expand(len(each), -1)
+            if fresh
+            else self.distributions.advance_from(self._groups(group, each), each)
+        )
+        words_ahead = self.distributions.emit(ahead.contiguous())
         each[0] = emitted
         _, words_behind = self._behind(group, each)
         around = [
@@ -254,12 +258,12 @@ class Inspector:
         check_block(self.blocks, block)
         mass = self.usage.view(self.blocks.num_groups, -1)
         within = normalized(mass[block])
-        words = torch.from_numpy(self.blocks.words_of_group(block)).to(self.tables.device)
+        words = torch.from_numpy(self.blocks.words_of_group(block)).to(self.distributions.device)
         frequency = normalized(self.frequency[words])
         ahead = self._ahead(block, within[None])[0]
         behind, words_behind = self._behind(block, torch.ones_like(within)[None])
         before = normalized(behind[0])
-        states = self.tables.states_of_group[block]
+        states = self.distributions.states_of_group[block]
         return BlockView(
             block=block,
             usage=float(mass[block].sum()),
@@ -270,7 +274,7 @@ class Inspector:
             words=[WordShare(self.vocabulary.words[words[i]], p) for i, p in largest(frequency, top)],
             entropy=entropy(frequency),
             states=[StateShare(int(states[k]), p, self._top_words(int(states[k]))) for k, p in largest(within, top)],
-            next_words=self._words(self.tables.emit(ahead[None])[0], top),
+            next_words=self._words(self.distributions.emit(ahead[None])[0], top),
             next_states=self._states(ahead, top),
             next_blocks=self._blocks(ahead, top),
             next_entropy=entropy(self._by_block(ahead)),
@@ -283,13 +287,13 @@ class Inspector:
     # ---- what comes next, and what came before
 
     def _groups(self, group: int, rows: Tensor) -> Tensor:
-        return torch.full((len(rows),), group, device=self.tables.device)
+        return torch.full((len(rows),), group, device=self.distributions.device)
 
     def _ahead(self, group: int, alpha: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
         """alpha P for distributions over one group's states: p(the next state)."""
-        restart = alpha @ self.restart[self.tables.states_of_group[group]]
-        going_on = alpha * (1 - self.restart[self.tables.states_of_group[group]])
-        moved = self.tables.advance_from(self._groups(group, alpha), going_on)
+        restart = alpha @ self.restart[self.distributions.states_of_group[group]]
+        going_on = alpha * (1 - self.restart[self.distributions.states_of_group[group]])
+        moved = self.distributions.advance_from(self._groups(group, alpha), going_on)
         return moved + restart[:, None] * self.start
 
     def _behind(
@@ -299,9 +303,9 @@ class Inspector:
 
         Under "reset" nothing but <eos> comes before a fresh start, and <eos> before nothing else.
         """
-        moved = self.usage * self.tables.retreat_to(self._groups(group, beta), beta)
-        begun = beta @ self.start[self.tables.states_of_group[group]]
-        words = self.tables.emit(moved)
+        moved = self.usage * self.distributions.retreat_to(self._groups(group, beta), beta)
+        begun = beta @ self.start[self.distributions.states_of_group[group]]
+        words = self.distributions.emit(moved)
         if self.rule == "reset":
             words[:, self.vocabulary.eos] = begun * (self.usage @ self.restart)
         return moved * (1 - self.restart) + begun[:, None] * (self.usage * self.restart), words
@@ -311,18 +315,18 @@ class Inspector:
     @cached_property
     def frequency(self) -> Float[Tensor, " word"]:
         """Every word's share of tokens."""
-        return self.tables.emit(self.usage[None])[0]
+        return self.distributions.emit(self.usage[None])[0]
 
     @cached_property
     def _words_by_group(self) -> list[Tensor]:
         order, sizes = self.blocks.words_by_group
-        return list(torch.from_numpy(order).to(self.tables.device).split(sizes.tolist()))
+        return list(torch.from_numpy(order).to(self.distributions.device).split(sizes.tolist()))
 
     def _place(self, state: int) -> tuple[int, int]:
         """(a group that holds the state, its slot there)."""
         if self.blocks.partition:
-            return divmod(state, self.tables.states_per_block)
-        group, slot = (self.tables.states_of_group == state).nonzero()[0].tolist()
+            return divmod(state, self.distributions.states_per_group)
+        group, slot = (self.distributions.states_of_group == state).nonzero()[0].tolist()
         return group, slot
 
     def _emission_of(self, state: int) -> tuple[Tensor, Tensor]:
@@ -330,9 +334,11 @@ class Inspector:
         if self.blocks.partition:
             group, slot = self._place(state)
             words = self._words_by_group[group]
-            return words, self.tables.emission[words, slot].double()
-        words, slots = (self.tables.states_of_group[self.tables.group_of_word] == state).nonzero().unbind(1)
-        return words, self.tables.emission[words, slots].double()
+            return words, self.distributions.emission[words, slot].double()
+        words, slots = (
+            (self.distributions.states_of_group[self.distributions.group_of_word] == state).nonzero().unbind(1)
+        )
+        return words, self.distributions.emission[words, slots].double()
 
     def _top_words(self, state: int) -> list[str]:
         words, probabilities = self._emission_of(state)

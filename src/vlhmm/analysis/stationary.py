@@ -1,6 +1,6 @@
 r"""How much a model uses its states: the long-run share of tokens it would itself generate in each of them.
 
-Input: `Tables`, the id of <eos>, the context rule. Output: `Usage`, kept in a run's folder.
+Input: `HMMDistributions`, the id of <eos>, the context rule. Output: `Usage`, kept in a run's folder.
 
 The share u is the stationary distribution, u = u P, of the chain the model generates text by. Under the rule
 "carry" that is P = A. Under "reset" the state after an <eos> is drawn from `start`, whatever came before: with
@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from vlhmm.data.atomic_io import write_atomically
-from vlhmm.distributions import Tables
+from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import DataError
 
 TOLERANCE = 1e-6  # |u P - u|_1 at which u counts as stationary
@@ -47,24 +47,24 @@ class Usage(NamedTuple):
         return self.change < TOLERANCE
 
 
-def restart_probability(tables: Tables, eos: int, rule: str) -> Float[Tensor, " state"]:
+def restart_probability(distributions: HMMDistributions, eos: int, rule: str) -> Float[Tensor, " state"]:
     """p(the chain starts afresh after z): p(<eos> | z) under "reset", zero under "carry"; float64."""
-    restart = torch.zeros(tables.num_states, dtype=torch.float64, device=tables.device)
+    restart = torch.zeros(distributions.num_states, dtype=torch.float64, device=distributions.device)
     if rule == "reset":
-        restart[tables.states_of_group[tables.group_of_word[eos]]] = tables.emission[eos].double()
+        restart[distributions.states_of_group[distributions.group_of_word[eos]]] = distributions.emission[eos].double()
     return restart
 
 
 def stationary(
-    tables: Tables, eos: int, rule: str, memory: int | None = None, progress: Progress | None = None
+    distributions: HMMDistributions, eos: int, rule: str, memory: int | None = None, progress: Progress | None = None
 ) -> Usage:
     """u with u P = u, by power iteration: each round is one product with A, O(S^2 h) unless A fits `memory`.
 
     Every next guess is the combination of the last rounds whose change is least (Anderson 1965): a third fewer
     rounds than the plain iteration on English text, and it ends on chains that go in circles, too.
     """
-    restart, start = restart_probability(tables, eos, rule), tables.start.double()
-    advance = _product(tables, _spare_memory() if memory is None else memory)
+    restart, start = restart_probability(distributions, eos, rule), distributions.start.double()
+    advance = _product(distributions, _spare_memory() if memory is None else memory)
     guess = start / start.sum()
     arrived: list[Tensor] = []
     changes: list[Tensor] = []
@@ -97,23 +97,23 @@ def _least_change(arrived: list[Tensor], changes: list[Tensor]) -> Tensor:
     return guess / total if bool(torch.isfinite(total) & (total > 0)) else arrived[-1]
 
 
-def _product(tables: Tables, memory: int) -> Callable[[Tensor], Tensor]:
+def _product(distributions: HMMDistributions, memory: int) -> Callable[[Tensor], Tensor]:
     """alpha -> alpha A for one float64 vector, summed in float64 over runs of rows.
 
-    `Tables.advance` on float32 is off by more than the tolerance at 2^15 states, and on float64 it copies all of A.
+    `HMMDistributions.advance` on float32 is off by more than the tolerance at 2^15 states, and on float64 it copies all of A.
     The rows are kept where A fits the memory: making them costs ten times as much as reading them, and more for
     the softmax.
     """
-    keeps = tables.num_states**2 * tables.emission.element_size() <= memory
+    keeps = distributions.num_states**2 * distributions.emission.element_size() <= memory
     held: dict[int, Tensor] = {}
 
     def advance(alpha: Tensor) -> Tensor:
         result = torch.zeros_like(alpha)
-        # scaled, so that small shares are not lost in the tables' type
+        # scaled, so that small shares are not lost in the model's type
         scale = alpha.max().clamp(min=torch.finfo(alpha.dtype).tiny)
-        scaled = (alpha / scale).to(tables.dtype)
-        for number, states in enumerate(tables.row_chunks()):
-            rows = held[number] if number in held else tables.rows(states)
+        scaled = (alpha / scale).to(distributions.dtype)
+        for number, states in enumerate(distributions.row_chunks()):
+            rows = held[number] if number in held else distributions.raw_rows(states)
             if keeps:
                 held[number] = rows
             result += scaled[states] @ rows
@@ -141,9 +141,9 @@ def usage_of(
     key = fingerprint(run, model.rule) if run is not None else None
     if run is not None and key is not None:
         known = read_usage(Path(run) / CACHE_NAME, key)
-        if known is not None and len(known.share) == model.tables.num_states:
-            return known._replace(share=known.share.to(model.tables.device))
-    usage = stationary(model.tables, model.vocabulary.eos, model.rule, memory, progress)
+        if known is not None and len(known.share) == model.distributions.num_states:
+            return known._replace(share=known.share.to(model.distributions.device))
+    usage = stationary(model.distributions, model.vocabulary.eos, model.rule, memory, progress)
     if run is not None and key is not None:
         write_usage(Path(run) / CACHE_NAME, usage, key)
     return usage

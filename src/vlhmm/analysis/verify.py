@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlhmm.process import Process, process_of
+from vlhmm.distributions import HMMDistributions
 from vlhmm.queries.decode import decode, posteriors
 from vlhmm.queries.infill import prepare
 from vlhmm.queries.information import predictions
@@ -40,17 +40,17 @@ class Check(NamedTuple):
 
 
 class View:
-    """A model with other tables: the same vocabulary and rule, another float type."""
+    """A model in another float type: the same vocabulary and rule."""
 
-    def __init__(self, model: Any, tables: Any) -> None:
-        self.vocabulary, self.rule, self.tables = model.vocabulary, model.rule, tables
+    def __init__(self, model: Any, distributions: HMMDistributions) -> None:
+        self.vocabulary, self.rule, self.distributions = model.vocabulary, model.rule, distributions
 
 
 def verify(model: Any, num_texts: int = 3, seed: int = 0, progress: Callable[[str], None] | None = None) -> list[Check]:
     """Every check on texts drawn from the model itself; all are to pass."""
-    double = View(model, model.tables.double())
+    double = View(model, model.distributions.double())
     texts = _texts(model, num_texts, seed)
-    single = model.tables.start.dtype != torch.float64
+    single = model.distributions.dtype != torch.float64
     loose, tight = (1e-4, 1e-9) if single else (1e-9, 1e-9)
     steps: list[tuple[str, float, Callable[[], list[float]]]] = [
         ("the parameters are distributions", loose, lambda: _normalized(model, seed)),
@@ -86,21 +86,21 @@ def _texts(model: Any, num_texts: int, seed: int) -> list[list[int]]:
 
 
 def _normalized(model: Any, seed: int) -> list[float]:
-    process = process_of(model)
-    chosen = torch.randperm(process.num_states, generator=torch.Generator().manual_seed(seed))[:64]
-    rows = process.rows(chosen.to(process.device)).sum(1)
-    reached = process.start > 0
-    every = process.class_emission(torch.arange(process.vocab_size, device=process.device))[reached]
-    return [*(rows - 1).abs().tolist(), abs(float(process.start.sum()) - 1), *(every - 1).abs().tolist()]
+    distributions = model.distributions
+    chosen = torch.randperm(distributions.num_states, generator=torch.Generator().manual_seed(seed))[:64]
+    rows = distributions.rows(chosen.to(distributions.device)).sum(1)
+    reached = distributions.start > 0
+    every = distributions.class_emission(torch.arange(distributions.vocab_size, device=distributions.device))[reached]
+    return [*(rows - 1).abs().tolist(), abs(float(distributions.start.sum()) - 1), *(every - 1).abs().tolist()]
 
 
 def _mass(model: Any) -> list[float]:
     """|1 - sum_z p(z_t = z)| and |1 - sum_x p(x_t = x)| after each of up to 100 steps of the chain from its start."""
-    process = process_of(model)
-    alpha, found = process.start[None], []
-    for _ in range(_MASS_STEPS if process.num_states <= _MASS_STATES else _MASS_STEPS // 10):
-        alpha = process.advance(alpha)
-        found += [abs(float(alpha.sum()) - 1), abs(float(process.emit(alpha).sum()) - 1)]
+    distributions = model.distributions
+    alpha, found = distributions.start[None], []
+    for _ in range(_MASS_STEPS if distributions.num_states <= _MASS_STATES else _MASS_STEPS // 10):
+        alpha = distributions.advance(alpha)
+        found += [abs(float(alpha.sum()) - 1), abs(float(distributions.emit(alpha).sum()) - 1)]
     return found
 
 
@@ -111,7 +111,7 @@ def _sums(model: Any, texts: list[list[int]]) -> list[float]:
 def _chain_rule(model: Any, texts: list[list[int]]) -> list[float]:
     found = []
     for ids in texts:
-        scored = forward(process_of(model), ids).log_probs.tolist()
+        scored = forward(model.distributions, ids).log_probs.tolist()
         for word, log_prob, words in zip(ids, scored, predictions(model, ids), strict=True):
             found.append(abs(float(np.log(words[word])) - log_prob))
     return found
@@ -127,32 +127,35 @@ def _steps(model: Any, texts: list[list[int]]) -> list[float]:
     return found
 
 
-def _joint(process: Process, ids: list[int]) -> Tensor:
+def _joint(distributions: HMMDistributions, ids: list[int]) -> Tensor:
     """p(words, path) of every path, an axis of K a word."""
-    table = process.start_at(ids[0]) * process.emission(ids[0])
+    table = distributions.start_at(ids[0]) * distributions.emission_of(ids[0])
     for word, following in itertools.pairwise(ids):
-        table = table[..., None] * process.edge(word, following) * process.emission(following)
+        table = table[..., None] * distributions.edge(word, following) * distributions.emission_of(following)
     return table
 
 
-def _short(process: Process, texts: list[list[int]]) -> list[list[int]]:
+def _short(distributions: HMMDistributions, texts: list[list[int]]) -> list[list[int]]:
     """The beginnings of the texts, so short that every path can be written out."""
     length = 1
-    while length < 6 and process.states_per_group ** (length + 1) <= _MAX_PATHS:
+    while length < 6 and distributions.states_per_group ** (length + 1) <= _MAX_PATHS:
         length += 1
     return [ids[:length] for ids in texts]
 
 
 def _paths(model: Any, texts: list[list[int]]) -> list[float]:
-    process = process_of(model)
-    return [abs(float(_joint(process, ids).sum().log()) - score_ids(model, ids)) for ids in _short(process, texts)]
+    distributions = model.distributions
+    return [
+        abs(float(_joint(distributions, ids).sum().log()) - score_ids(model, ids))
+        for ids in _short(distributions, texts)
+    ]
 
 
 def _path_posteriors(model: Any, texts: list[list[int]]) -> list[float]:
-    process = process_of(model)
+    distributions = model.distributions
     found = []
-    for ids in _short(process, texts):
-        table = _joint(process, ids)
+    for ids in _short(distributions, texts):
+        table = _joint(distributions, ids)
         table = table / table.sum()
         known = posteriors(model, model.vocabulary.decode(ids), eos=False)
         for t in range(len(ids)):
@@ -163,11 +166,11 @@ def _path_posteriors(model: Any, texts: list[list[int]]) -> list[float]:
 
 
 def _best_path(model: Any, texts: list[list[int]]) -> list[float]:
-    process = process_of(model)
+    distributions = model.distributions
     found = []
-    for ids in _short(process, texts):
+    for ids in _short(distributions, texts):
         best = decode(model, model.vocabulary.decode(ids), eos=False)[0]
-        found.append(abs(float(_joint(process, ids).max().log()) - (best.log_prob or 0.0)))
+        found.append(abs(float(_joint(distributions, ids).max().log()) - (best.log_prob or 0.0)))
     return found
 
 
@@ -194,24 +197,24 @@ def _rescoring(model: Any, texts: list[list[int]], seed: int) -> list[float]:
 def _two_word_gap(model: Any, ids: list[int]) -> list[float]:
     """log p(first word, two words, the last) by messages from the right, and by distributions from the
     left."""
-    process, vocabulary = process_of(model), model.vocabulary
+    distributions, vocabulary = model.distributions, model.vocabulary
     first, last = ids[0], ids[-1]
     if first == vocabulary.eos:
         return []
     backwards = prepare(model, [vocabulary.words[first], "[MASK:2]"], eos=True).log_evidence
-    words = torch.tensor([w for w in range(len(vocabulary)) if w != vocabulary.eos], device=process.device)
-    emission = process.class_emission(words)
-    alpha = process.start_at(first) * process.emission(first)
-    ahead = process.advance_from([process.group(first)], alpha[None]) * emission
-    ahead = process.advance(ahead) * emission
-    ahead = process.advance(ahead)
-    forwards = float((ahead[0, process.states(last)] * process.emission(last)).sum().log())
+    words = torch.tensor([w for w in range(len(vocabulary)) if w != vocabulary.eos], device=distributions.device)
+    emission = distributions.class_emission(words)
+    alpha = distributions.start_at(first) * distributions.emission_of(first)
+    ahead = distributions.advance_from([distributions.group(first)], alpha[None]) * emission
+    ahead = distributions.advance(ahead) * emission
+    ahead = distributions.advance(ahead)
+    forwards = float((ahead[0, distributions.states(last)] * distributions.emission_of(last)).sum().log())
     return [abs(backwards - forwards)]
 
 
 def _types(model: Any, double: Any, texts: list[list[int]]) -> list[float]:
     found = []
     for ids in texts:
-        ours, theirs = (forward(process_of(m), ids).log_probs for m in (model, double))
+        ours, theirs = (forward(m.distributions, ids).log_probs for m in (model, double))
         found += (ours - theirs).abs().tolist()
     return found

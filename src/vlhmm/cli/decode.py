@@ -154,7 +154,7 @@ def _sentence(model: Any, words: list[str], args: argparse.Namespace, before: St
         best = table.argmax(1)
         states = known.states.gather(1, best[:, None])[:, 0].tolist()
         id_of, unk = model.vocabulary.id_of, model.vocabulary.unk
-        groups = [int(model.tables.group_of_word[id_of.get(word, unk)]) for word in words]
+        groups = [int(model.distributions.group_of_word[id_of.get(word, unk)]) for word in words]
         chosen = table.gather(1, best[:, None])[:, 0].tolist()
         return [
             dict(

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         if args.top_states < 1:
             raise ConfigError(f"--top-states {args.top_states} must be at least 1")
         server = make_server(args)
-        if not hasattr(server.model, "tables"):
+        if not hasattr(server.model, "distributions"):
             raise ConfigError(f"{args.run_folder} is a baseline, which has no states to explore")
         from vlhmm.server.export import export_page
 

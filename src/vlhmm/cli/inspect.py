@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.queries.left_to_right import without_states
 
     model = vlhmm.load_any(args.run_folder, memory=args.memory, device=device)
-    if not hasattr(model, "tables"):
+    if not hasattr(model, "distributions"):
         raise QueryError(without_states(model, args.run_folder, "inspect"))
     refuse(model, args.kind, subject, args.top, inspection)  # before the usage is found: that takes its time
     with usage_progress(args.quiet) as progress:
@@ -100,9 +100,9 @@ def refuse(model: Any, kind: str | None, subject: Any, top: int, inspection: Any
     """A QueryError where there is no such state, word or block."""
     inspection.check_top(top)
     if kind == "state":
-        inspection.check_state(model.tables.blocks, subject)
+        inspection.check_state(model.distributions.blocks, subject)
     elif kind == "block":
-        inspection.check_block(model.tables.blocks, subject)
+        inspection.check_block(model.distributions.blocks, subject)
     elif kind == "word":
         inspection.known_word(model.vocabulary, subject)
 

@@ -100,7 +100,7 @@ def load_model(args: argparse.Namespace, run_folder: str | None = None, any_kind
 
     folder = run_folder or args.run_folder
     model = vlhmm.load_any(folder, memory=args.memory, device=device)
-    if not any_kind and not hasattr(model, "tables"):
+    if not any_kind and not hasattr(model, "distributions"):
         from vlhmm.queries.left_to_right import without_states
 
         raise ConfigError(without_states(model, folder, args.verb))

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vlhmm.distributions import HMMDistributions
 from vlhmm.lattice.semiring import SumProduct
 from vlhmm.lattice.template import Domain, Fixed, Gap, Plan
-from vlhmm.process import Process
 
 
 class Rows(NamedTuple):
@@ -69,7 +69,7 @@ class Messages:
     """Backward messages of a plan."""
 
     plan: Plan
-    process: Process
+    distributions: HMMDistributions
     ring: SumProduct
     gaps: dict[int, GapMessages] = field(default_factory=dict)
     before: dict[int, Value] = field(default_factory=dict)  # B_i
@@ -85,7 +85,7 @@ class Messages:
         """(S,) p(a word of these classes | z), or the largest such p(x | z)."""
         if classes not in self._emission:
             words = np.flatnonzero(np.isin(self.plan.automaton.class_of_word, classes))
-            self._emission[classes] = self.ring.emission(torch.from_numpy(words).to(self.process.device))
+            self._emission[classes] = self.ring.emission(torch.from_numpy(words).to(self.distributions.device))
         return self._emission[classes]
 
     def arrival(self, following: Value, state: int) -> tuple[Tensor, float]:
@@ -106,7 +106,7 @@ class Messages:
             if len(ordinary) < len(classes) and following.log_fresh is not None:
                 terms.append((weight((plan.automaton.eos_class,)), None, float(following.log_fresh[row])))
         top = max((scale for *_, scale in terms), default=-np.inf)
-        result = torch.zeros(self.process.num_states, dtype=torch.float64, device=self.process.device)
+        result = torch.zeros(self.distributions.num_states, dtype=torch.float64, device=self.distributions.device)
         if top == -np.inf:
             return result, top
         for emission, values, scale in terms:
@@ -126,14 +126,14 @@ class Messages:
 
     def is_fresh(self, word_class: int) -> bool:
         """Whether the chain starts afresh after a word of this class."""
-        return self.process.rule == "reset" and word_class == self.plan.automaton.eos_class
+        return self.distributions.rule == "reset" and word_class == self.plan.automaton.eos_class
 
 
-def backward(process: Process, plan: Plan, ring: SumProduct) -> Messages:
+def backward(distributions: HMMDistributions, plan: Plan, ring: SumProduct) -> Messages:
     """All backward messages of `plan`."""
-    messages = Messages(plan, process, ring)
+    messages = Messages(plan, distributions, ring)
     last = len(plan.items)
-    messages.before[last] = _end(process, plan)
+    messages.before[last] = _end(distributions, plan)
     for i in range(last - 1, -1, -1):
         item = plan.items[i]
         if isinstance(item, Fixed):
@@ -145,22 +145,22 @@ def backward(process: Process, plan: Plan, ring: SumProduct) -> Messages:
     return messages
 
 
-def _end(process: Process, plan: Plan) -> Value:
+def _end(distributions: HMMDistributions, plan: Plan) -> Value:
     """Nothing more to come: one, wherever the automaton accepts."""
     domain, states = plan.domains[-1], np.flatnonzero(plan.entry[-1])
-    size = process.num_states if domain.every else process.states_per_group
-    zeros = torch.zeros(len(states), dtype=torch.float64, device=process.device)
+    size = distributions.num_states if domain.every else distributions.states_per_group
+    zeros = torch.zeros(len(states), dtype=torch.float64, device=distributions.device)
     rows = Rows(zeros[:, None].expand(-1, size) + 1, zeros) if domain.every or domain.group is not None else None
     return Value(row_index(plan.automaton.num_states, states), rows, zeros if domain.fresh else None)
 
 
 def _before_word(messages: Messages, i: int, item: Fixed) -> Value:
-    plan, process, following = messages.plan, messages.process, messages.before[i + 1]
+    plan, distributions, following = messages.plan, messages.distributions, messages.before[i + 1]
     states = np.flatnonzero(plan.entry[i])
     targets, row = np.unique(plan.step(states, item), return_inverse=True)
-    source = torch.from_numpy(following.row_of[targets]).to(process.device)
-    emission = process.emission(item.word)
-    if process.restarts(item.word):
+    source = torch.from_numpy(following.row_of[targets]).to(distributions.device)
+    emission = distributions.emission_of(item.word)
+    if distributions.restarts(item.word):
         assert following.log_fresh is not None
         arrival = rescaled(emission.expand(len(targets), -1), following.log_fresh[source])
     else:
@@ -168,11 +168,11 @@ def _before_word(messages: Messages, i: int, item: Fixed) -> Value:
         arrival = rescaled(following.rows.values[source] * emission, following.rows.log_scale[source])
     row_of = np.full(plan.automaton.num_states, -1, dtype=np.int64)
     row_of[states] = row.reshape(-1)
-    return _pushed(messages, arrival, process.group(item.word), plan.domains[i], row_of)
+    return _pushed(messages, arrival, distributions.group(item.word), plan.domains[i], row_of)
 
 
 def _gap(messages: Messages, i: int, item: Gap) -> GapMessages:
-    plan, process = messages.plan, messages.process
+    plan, distributions = messages.plan, messages.distributions
     entry = plan.domains[i]
     # R_r, r < high, is read by the slot before it (all states; fresh where an <eos> may stand in the gap).
     inside = Domain(None, True, plan.domains[i + 1].fresh)
@@ -181,9 +181,9 @@ def _gap(messages: Messages, i: int, item: Gap) -> GapMessages:
     # One block of memory for all that is kept: small pieces left between large temporaries would keep the
     # allocator from using theirs again.
     kept = sum(int(states.sum()) for states in plan.remaining[i][1 : item.high])
-    store = torch.empty(kept, process.num_states, dtype=torch.float64, device=process.device)
+    store = torch.empty(kept, distributions.num_states, dtype=torch.float64, device=distributions.device)
     if item.low == 0:
-        lengths[0] = _restricted(process, remaining[0], entry)
+        lengths[0] = _restricted(distributions, remaining[0], entry)
     for r in range(1, item.high + 1):
         states = np.flatnonzero(plan.remaining[i][r])
         arrival = _slot(messages, remaining[r - 1], states)
@@ -193,7 +193,7 @@ def _gap(messages: Messages, i: int, item: Gap) -> GapMessages:
             value, store = _stored(value, store)
             remaining.append(value)
         if r >= item.low:
-            lengths[r] = _restricted(process, value, entry) if r < item.high else value
+            lengths[r] = _restricted(distributions, value, entry) if r < item.high else value
     return GapMessages(remaining, lengths)
 
 
@@ -207,13 +207,13 @@ def _stored(value: Value, store: Tensor) -> tuple[Value, Tensor]:
 
 def _slot(messages: Messages, following: Value, states: np.ndarray) -> Rows:
     """What arrives in the state of a gap's word, for each listed automaton state before that word."""
-    process = messages.process
-    values = torch.empty(len(states), process.num_states, dtype=torch.float64, device=process.device)
+    distributions = messages.distributions
+    values = torch.empty(len(states), distributions.num_states, dtype=torch.float64, device=distributions.device)
     scales = []
     for row, state in enumerate(states):
         values[row], scale = messages.arrival(following, int(state))
         scales.append(scale)
-    return rescaled(values, torch.tensor(scales, dtype=torch.float64, device=process.device))
+    return rescaled(values, torch.tensor(scales, dtype=torch.float64, device=distributions.device))
 
 
 def _before_gap(messages: Messages, i: int) -> Value:
@@ -257,14 +257,14 @@ def _fresh_at(value: Value, states: np.ndarray) -> Tensor:
     return torch.where(row >= 0, value.log_fresh[row.clamp(min=0)], -torch.inf)
 
 
-def _restricted(process: Process, value: Value, domain: Domain) -> Value:
+def _restricted(distributions: HMMDistributions, value: Value, domain: Domain) -> Value:
     """A message on all states, on a smaller domain."""
     rows = value.rows
     if rows is not None and not domain.every:
         rows = (
             None
             if domain.group is None
-            else rescaled(rows.values[:, process.states_of_group[domain.group]], rows.log_scale)
+            else rescaled(rows.values[:, distributions.states_of_group[domain.group]], rows.log_scale)
         )
     return Value(value.row_of, rows, value.log_fresh if domain.fresh else None)
 
@@ -274,7 +274,7 @@ def _pushed(messages: Messages, arrival: Rows, group: int | None, domain: Domain
 
     `arrival` lives on the states of `group`, or on all states (None).
     """
-    process, ring = messages.process, messages.ring
+    distributions, ring = messages.distributions, messages.ring
     values, log_scale = arrival
     rows = log_fresh = None
     if domain.every:
@@ -284,9 +284,9 @@ def _pushed(messages: Messages, arrival: Rows, group: int | None, domain: Domain
         if group is None:
             moved = ring.retreat_at(domain.group, values)
         else:
-            moved = ring.retreat_tile(process.tiles([(domain.group, group)])[0].double(), values)
+            moved = ring.retreat_tile(distributions.tiles_of([(domain.group, group)])[0].double(), values)
         rows = rescaled(moved, log_scale)
     if domain.fresh:
-        start = process.start if group is None else process.start[process.states_of_group[group]]
+        start = distributions.start if group is None else distributions.start[distributions.states_of_group[group]]
         log_fresh = ring.total(values * start).log() + log_scale
     return Value(row_of, rows, log_fresh)

@@ -25,19 +25,19 @@ class GapMarginals(NamedTuple):
 
 def gap_marginals(messages: Messages, start: int) -> list[GapMarginals]:
     """The marginals of every gap, the automaton beginning in `start`."""
-    plan, process = messages.plan, messages.process
+    plan, distributions = messages.plan, messages.distributions
     last = max(i for i, item in enumerate(plan.items) if isinstance(item, Gap))
     after = Value(
         row_index(plan.automaton.num_states, np.array([start])),
         None,
-        torch.zeros(1, dtype=torch.float64, device=process.device),
+        torch.zeros(1, dtype=torch.float64, device=distributions.device),
     )
     group: int | None = None  # of the word just read, if it was a given one
     found = []
     for i, item in enumerate(plan.items[: last + 1]):
         if isinstance(item, Fixed):
             after = _after_word(messages, item, after, group)
-            group = None if process.restarts(item.word) else process.group(item.word)
+            group = None if distributions.restarts(item.word) else distributions.group(item.word)
         else:
             marginals, after = _after_gap(messages, i, item, after, group, go_on=i < last)
             found.append(marginals)
@@ -47,26 +47,26 @@ def gap_marginals(messages: Messages, start: int) -> list[GapMarginals]:
 
 def _after_word(messages: Messages, item: Fixed, before: Value, group: int | None) -> Value:
     """p(words so far, q, z) after a given word."""
-    plan, process = messages.plan, messages.process
+    plan, distributions = messages.plan, messages.distributions
     states = np.flatnonzero(before.row_of >= 0)
     targets = plan.step(states, item)
     merged = np.unique(targets)
     row_of = row_index(plan.automaton.num_states, merged)
-    here, emission = process.states(item.word), process.emission(item.word)
+    here, emission = distributions.states(item.word), distributions.emission_of(item.word)
     parts: list[tuple[Tensor, Tensor]] = []  # (values (n, K), log scale (n,)) in the order of `states`
-    order = torch.from_numpy(before.row_of[states]).to(process.device)
+    order = torch.from_numpy(before.row_of[states]).to(distributions.device)
     if before.rows is not None:
         values, scale = before.rows.values[order], before.rows.log_scale[order]
         if group is not None:
-            arrive = values @ process.tiles([(group, process.group(item.word))])[0].double()
+            arrive = values @ distributions.tiles_of([(group, distributions.group(item.word))])[0].double()
         else:
-            arrive = values @ columns_of(process, process.group(item.word)).T
+            arrive = values @ columns_of(distributions, distributions.group(item.word)).T
         parts.append((arrive * emission, scale))
     if before.log_fresh is not None:
-        fresh = (process.start[here] * emission).expand(len(states), -1)
+        fresh = (distributions.start[here] * emission).expand(len(states), -1)
         parts.append((fresh, before.log_fresh[order]))
     values, scale = _summed(parts, row_of[targets], len(merged))
-    if process.restarts(item.word):
+    if distributions.restarts(item.word):
         return Value(row_of, None, values.sum(1).log() + scale)
     return Value(row_of, Rows(values, scale), None)
 
@@ -88,10 +88,10 @@ def _summed(parts: list[tuple[Tensor, Tensor]], target: np.ndarray, count: int) 
 def _after_gap(
     messages: Messages, i: int, item: Gap, before: Value, group: int | None, go_on: bool
 ) -> tuple[GapMarginals, Value]:
-    process, gap = messages.process, messages.gaps[i]
+    distributions, gap = messages.distributions, messages.gaps[i]
     lengths = _length_posterior(gap.lengths, before)
     words: dict[int, np.ndarray] = {
-        n: np.zeros((n, process.vocab_size)) for n in range(item.low, item.high + 1) if lengths[n] > 0
+        n: np.zeros((n, distributions.vocab_size)) for n in range(item.low, item.high + 1) if lengths[n] > 0
     }
     used = {0: before}
     for j in range(item.high):
@@ -131,25 +131,29 @@ def _length_posterior(lengths: dict[int, Value], before: Value) -> dict[int, flo
 def _arrive(messages: Messages, before: Value, group: int | None) -> Value:
     """p(words so far, q, z) where z is the state of the word to come: one transition further, on all
     states."""
-    process = messages.process
+    distributions = messages.distributions
     parts: list[tuple[Tensor, Tensor]] = []
     if before.rows is not None:
         values, scale = before.rows
-        moved = process.advance(values) if group is None else process.advance_from([group] * len(values), values)
+        moved = (
+            distributions.advance(values)
+            if group is None
+            else distributions.advance_from([group] * len(values), values)
+        )
         parts.append((moved, scale))
     if before.log_fresh is not None:
-        parts.append((process.start.expand(len(before.log_fresh), -1), before.log_fresh))
+        parts.append((distributions.start.expand(len(before.log_fresh), -1), before.log_fresh))
     count = len(parts[0][1])
     return Value(before.row_of, _summed(parts, np.arange(count), count), None)
 
 
 def _word_marginal(messages: Messages, arrive: Value, following: Value) -> np.ndarray:
     """(V,) the distribution of the word in a slot, given what comes to it from both sides."""
-    plan, process = messages.plan, messages.process
+    plan, distributions = messages.plan, messages.distributions
     assert arrive.rows is not None
     weights, tops = [], []
     for c in plan.classes:
-        total = torch.zeros(process.num_states, dtype=torch.float64, device=process.device)
+        total = torch.zeros(distributions.num_states, dtype=torch.float64, device=distributions.device)
         terms = []
         for q in np.flatnonzero(arrive.row_of >= 0):
             left, right = int(arrive.row_of[q]), int(following.row_of[plan.automaton.delta[q, c]])
@@ -169,9 +173,9 @@ def _word_marginal(messages: Messages, arrive: Value, following: Value) -> np.nd
         weights.append(total)
         tops.append(top)
     if max(tops) == -np.inf:
-        return np.zeros(process.vocab_size)
-    words = process.emit(torch.stack(weights)).cpu().numpy()
-    result = np.zeros(process.vocab_size)
+        return np.zeros(distributions.vocab_size)
+    words = distributions.emit(torch.stack(weights)).cpu().numpy()
+    result = np.zeros(distributions.vocab_size)
     for row, top, c in zip(words, tops, plan.classes, strict=True):
         members = plan.automaton.class_of_word == c
         result[members] = row[members] * np.exp(top - max(tops))
@@ -181,7 +185,7 @@ def _word_marginal(messages: Messages, arrive: Value, following: Value) -> np.nd
 
 def _emitted(messages: Messages, arrive: Value) -> Value:
     """p(words so far, q, z) after one more word of the gap, whatever word."""
-    plan, process = messages.plan, messages.process
+    plan, distributions = messages.plan, messages.distributions
     assert arrive.rows is not None
     parts: dict[int, list[tuple[Tensor, float]]] = {}
     fresh: dict[int, list[Tensor]] = {}
@@ -198,8 +202,8 @@ def _emitted(messages: Messages, arrive: Value) -> Value:
                 mass = (vector * messages.emission((plan.automaton.eos_class,))).sum().log() + scale
                 fresh.setdefault(target, []).append(mass)
     states = np.array(sorted({*parts, *fresh}), dtype=np.int64)
-    values = torch.zeros(len(states), process.num_states, dtype=torch.float64, device=process.device)
-    scales = torch.zeros(len(states), dtype=torch.float64, device=process.device)
+    values = torch.zeros(len(states), distributions.num_states, dtype=torch.float64, device=distributions.device)
+    scales = torch.zeros(len(states), dtype=torch.float64, device=distributions.device)
     log_fresh = torch.full_like(scales, -torch.inf)
     for row, q in enumerate(states.tolist()):
         terms = parts.get(q, [])
@@ -215,32 +219,34 @@ def _emitted(messages: Messages, arrive: Value) -> Value:
 
 def _everywhere(messages: Messages, value: Value, group: int | None) -> Value:
     """The same message, written on all states."""
-    process = messages.process
+    distributions = messages.distributions
     if value.rows is None or group is None:
         return value
-    values = torch.zeros(len(value.rows.values), process.num_states, dtype=torch.float64, device=process.device)
-    values.index_add_(1, process.states_of_group[group], value.rows.values)
+    values = torch.zeros(
+        len(value.rows.values), distributions.num_states, dtype=torch.float64, device=distributions.device
+    )
+    values.index_add_(1, distributions.states_of_group[group], value.rows.values)
     return Value(value.row_of, Rows(values, value.rows.log_scale), value.log_fresh)
 
 
 def _union(messages: Messages, values: list[Value]) -> Value:
     """The sum of messages on all states."""
-    process = messages.process
+    distributions = messages.distributions
     states = np.flatnonzero(np.any([value.row_of >= 0 for value in values], axis=0))
     row_of = row_index(messages.plan.automaton.num_states, states)
     dense, fresh = [], []
     for value in values:
         own = np.flatnonzero(value.row_of >= 0)
-        order = torch.from_numpy(value.row_of[own]).to(process.device)
+        order = torch.from_numpy(value.row_of[own]).to(distributions.device)
         if value.rows is not None:
             dense.append((own, value.rows.values[order], value.rows.log_scale[order]))
         if value.log_fresh is not None:
-            logs = torch.full((len(states),), -torch.inf, dtype=torch.float64, device=process.device)
-            logs[torch.from_numpy(row_of[own]).to(process.device)] = value.log_fresh[order]
+            logs = torch.full((len(states),), -torch.inf, dtype=torch.float64, device=distributions.device)
+            logs[torch.from_numpy(row_of[own]).to(distributions.device)] = value.log_fresh[order]
             fresh.append(logs)
     rows = None
     if dense:
-        index = torch.from_numpy(np.concatenate([row_of[own] for own, *_ in dense])).to(process.device)
+        index = torch.from_numpy(np.concatenate([row_of[own] for own, *_ in dense])).to(distributions.device)
         stacked = torch.cat([v for _, v, _ in dense]), torch.cat([s for *_, s in dense])
         rows = _summed([stacked], index.cpu().numpy(), len(states))
     return Value(row_of, rows, torch.stack(fresh).logsumexp(0) if fresh else None)

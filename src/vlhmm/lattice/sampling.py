@@ -56,7 +56,7 @@ class Draw:
         members = messages.plan.automaton.class_of_word == word_class
         if members.sum() == 1:
             return torch.full_like(states, int(np.flatnonzero(members)[0]))
-        emitted = messages.process.emitted
+        emitted = messages.distributions.emitted
         if word_class not in self._sums:
             self._sums[word_class] = emitted.running_sums(torch.from_numpy(members).to(states.device))
         return emitted.draw(states, self.uniform(len(states)).to(states.device), self._sums[word_class])
@@ -75,7 +75,7 @@ class Best:
         members = torch.from_numpy(messages.plan.automaton.class_of_word == word_class).to(states.device)
         chosen = []
         for state in states.tolist():
-            words, probability = messages.process.emitted.words(state)
+            words, probability = messages.distributions.emitted.words(state)
             chosen.append(int(words[(probability * members[words]).argmax()]))
         return torch.tensor(chosen, dtype=torch.long, device=states.device)
 
@@ -101,8 +101,8 @@ class _Walk:
 
 def fills(messages: Messages, start: int, count: int, chooser: Chooser) -> list[list[list[int]]]:
     """`count` fills, each a list of word ids for every gap, the automaton beginning in `start`."""
-    plan, process = messages.plan, messages.process
-    walk = _Walk(count, start, process.device)
+    plan, distributions = messages.plan, messages.distributions
+    walk = _Walk(count, start, distributions.device)
     found: list[list[list[int]]] = [[] for _ in range(count)]
     for i, item in enumerate(plan.items):
         if isinstance(item, Gap):
@@ -114,39 +114,39 @@ def fills(messages: Messages, start: int, count: int, chooser: Chooser) -> list[
 
 
 def _read_word(messages: Messages, item: Fixed, walk: _Walk) -> None:
-    process, ring = messages.process, messages.ring
+    distributions, ring = messages.distributions, messages.ring
     walk.q = messages.plan.step(walk.q, item)
-    if process.restarts(item.word):
+    if distributions.restarts(item.word):
         walk.group = walk.alpha = walk.state = None
         return
     if walk.state is not None:
-        arrive = _rows_into(messages, walk.state, process.states(item.word), process.start_at(item.word))
+        arrive = _rows_into(messages, walk.state, distributions.states(item.word), distributions.start_at(item.word))
     elif walk.alpha is not None:
         assert walk.group is not None
-        tile = process.tiles([(walk.group, process.group(item.word))])[0].double()
+        tile = distributions.tiles_of([(walk.group, distributions.group(item.word))])[0].double()
         arrive = ring.advance_tile(walk.alpha, tile)
     else:
-        arrive = process.start_at(item.word).expand(walk.count, -1)
-    alpha = arrive * process.emission(item.word)
+        arrive = distributions.start_at(item.word).expand(walk.count, -1)
+    alpha = arrive * distributions.emission_of(item.word)
     top = alpha.amax(dim=1, keepdim=True)
     walk.alpha = alpha / torch.where(top > 0, top, torch.ones_like(top))
-    walk.group, walk.state = process.group(item.word), None
+    walk.group, walk.state = distributions.group(item.word), None
 
 
 def _rows_into(messages: Messages, states: Tensor, columns: Tensor, fresh: Tensor) -> Tensor:
     """(n, K) p(z' | z) for z' in `columns`, or `fresh` where z is -1."""
-    process = messages.process
+    distributions = messages.distributions
     distinct, where = states.unique(return_inverse=True)
     result = torch.empty(len(distinct), len(columns), dtype=torch.float64, device=states.device)
-    for chunk in process.row_chunks(len(distinct)):
+    for chunk in distributions.row_slices(len(distinct)):
         part = distinct[chunk]
-        rows = process.rows(part.clamp(min=0))[:, columns]
+        rows = distributions.rows(part.clamp(min=0))[:, columns]
         result[chunk] = torch.where(part[:, None] < 0, fresh, rows)
     return result[where]
 
 
 def _walk_gap(messages: Messages, gap: GapMessages, walk: _Walk, chooser: Chooser) -> list[list[int]]:
-    process = messages.process
+    distributions = messages.distributions
     remaining = _enter(messages, gap, walk, chooser)
     words: list[list[int]] = [[] for _ in range(walk.count)]
     state = walk.state
@@ -156,7 +156,7 @@ def _walk_gap(messages: Messages, gap: GapMessages, walk: _Walk, chooser: Choose
             for q in np.unique(walk.q[remaining == r]):
                 texts = np.flatnonzero((remaining == r) & (walk.q == q))
                 chosen, classes, q_after = _slot_words(messages, gap.remaining[r - 1], int(q), state, texts, chooser)
-                index = torch.from_numpy(texts).to(process.device)
+                index = torch.from_numpy(texts).to(distributions.device)
                 state[index] = classes
                 walk.q[texts] = q_after
                 remaining[texts] -= 1
@@ -182,7 +182,7 @@ def _enter(messages: Messages, gap: GapMessages, walk: _Walk, chooser: Chooser) 
             size = table.shape[1]
             which = torch.div(place, size, rounding_mode="floor")
             assert walk.group is not None
-            state[index] = messages.process.states_of_group[walk.group][place % size]
+            state[index] = messages.distributions.states_of_group[walk.group][place % size]
         elif walk.state is None:
             which = chooser.again(_fresh(values, int(q)), len(texts))
         else:
@@ -230,18 +230,18 @@ def _slot_words(
     messages: Messages, following: Value, q: int, state: Tensor, texts: np.ndarray, chooser: Chooser
 ) -> tuple[Tensor, Tensor, np.ndarray]:
     """(word, state or -1 after a fresh start, automaton state after it) for each text that stands in q."""
-    process, automaton, plan = messages.process, messages.plan.automaton, messages.plan
+    distributions, automaton, plan = messages.distributions, messages.plan.automaton, messages.plan
     arrival, _ = messages.arrival(following, q)
-    index = torch.from_numpy(texts).to(process.device)
+    index = torch.from_numpy(texts).to(distributions.device)
     before = state[index]
     after = torch.empty_like(before)
     afresh = before < 0
     if afresh.any():
-        after[afresh] = chooser.again(process.start * arrival, int(afresh.sum())).to(after.device)
+        after[afresh] = chooser.again(distributions.start * arrival, int(afresh.sum())).to(after.device)
     moving = (~afresh).nonzero()[:, 0]
-    for chunk in process.row_chunks(len(moving)):
+    for chunk in distributions.row_slices(len(moving)):
         part = moving[chunk]
-        after[part] = chooser.among(process.rows(before[part]) * arrival)
+        after[part] = chooser.among(distributions.rows(before[part]) * arrival)
     # Which class of word it was, given its state.
     logs = []
     for c in plan.classes:

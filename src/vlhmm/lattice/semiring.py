@@ -1,32 +1,32 @@
 """The two ways to walk a chain: sum over everything hidden, or keep the best. Both in probabilities, row by
 row scaled.
 
-Input:  a `Process`. Output: `SumProduct` or `MaxProduct`, with the same methods.
+Input:  a `HMMDistributions`. Output: `SumProduct` or `MaxProduct`, with the same methods.
 """
 
 import torch
 from torch import Tensor
 
-from vlhmm.process import Process
+from vlhmm.distributions import HMMDistributions
 
 
 class SumProduct:
     """Messages that sum over states and words."""
 
-    def __init__(self, process: Process) -> None:
-        self.process = process
+    def __init__(self, distributions: HMMDistributions) -> None:
+        self.distributions = distributions
 
     def retreat(self, beta: Tensor) -> Tensor:
         """(n, S) sum_z' p(z' | z) beta(z'), beta (n, S)."""
-        return self.process.retreat(beta)
+        return self.distributions.retreat(beta)
 
     def retreat_to(self, group: int, beta: Tensor) -> Tensor:
         """(n, S) the same for beta (n, K) on one group."""
-        return self.process.retreat_to([group] * len(beta), beta)
+        return self.distributions.retreat_to([group] * len(beta), beta)
 
     def retreat_at(self, group: int, beta: Tensor) -> Tensor:
         """(n, K) the same for z in one group only, beta (n, S)."""
-        return self.process.retreat_at(group, beta)
+        return self.distributions.retreat_at(group, beta)
 
     def advance_tile(self, alpha: Tensor, tile: Tensor) -> Tensor:
         """(n, K) sum_z alpha(z) p(z' | z)."""
@@ -50,23 +50,23 @@ class SumProduct:
 
     def emission(self, words: Tensor) -> Tensor:
         """(S,) p(one of the words | z)."""
-        return self.process.class_emission(words)
+        return self.distributions.class_emission(words)
 
 
 class MaxProduct(SumProduct):
     """Messages that keep the most probable state and word."""
 
     def retreat(self, beta: Tensor) -> Tensor:
-        every = torch.arange(self.process.num_states, device=beta.device)
+        every = torch.arange(self.distributions.num_states, device=beta.device)
         return self._best_rows(every, beta)
 
     def retreat_to(self, group: int, beta: Tensor) -> Tensor:
         # All columns of one group: p(z' | z) for every z, by carrying one indicator a column.
-        columns = columns_of(self.process, group)
+        columns = columns_of(self.distributions, group)
         return torch.stack([(columns * row[:, None]).amax(0) for row in beta])
 
     def retreat_at(self, group: int, beta: Tensor) -> Tensor:
-        return self._best_rows(self.process.states_of_group[group], beta)
+        return self._best_rows(self.distributions.states_of_group[group], beta)
 
     def advance_tile(self, alpha: Tensor, tile: Tensor) -> Tensor:
         return (alpha[:, :, None] * tile).amax(1)
@@ -84,24 +84,24 @@ class MaxProduct(SumProduct):
         return logs.amax(0)
 
     def emission(self, words: Tensor) -> Tensor:
-        return self.process.class_peak(words)
+        return self.distributions.class_peak(words)
 
     def _best_rows(self, states: Tensor, beta: Tensor) -> Tensor:
         """(n, len(states)) max_z' p(z' | z) beta(z')."""
-        process = self.process
+        distributions = self.distributions
         top = beta.amax(dim=1, keepdim=True)
-        scaled = (beta / torch.where(top > 0, top, torch.ones_like(top))).to(process.dtype)
+        scaled = (beta / torch.where(top > 0, top, torch.ones_like(top))).to(distributions.dtype)
         result = beta.new_empty(len(beta), len(states))
-        for chunk in process.row_chunks(len(states)):
-            rows = process.tables.rows(states[chunk])
+        for chunk in distributions.row_slices(len(states)):
+            rows = distributions.raw_rows(states[chunk])
             product = torch.empty_like(rows)
             for i, row in enumerate(scaled):
                 result[i, chunk] = torch.mul(rows, row, out=product).amax(1).double()
         return result * top
 
 
-def columns_of(process: Process, group: int) -> Tensor:
+def columns_of(distributions: HMMDistributions, group: int) -> Tensor:
     """(K, S) p(z' | z) for z' in one group and every z."""
-    size = process.states_per_group
-    unit = torch.eye(size, dtype=torch.float64, device=process.device)
-    return process.retreat_to([group] * size, unit)
+    size = distributions.states_per_group
+    unit = torch.eye(size, dtype=torch.float64, device=distributions.device)
+    return distributions.retreat_to([group] * size, unit)

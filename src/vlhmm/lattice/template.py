@@ -16,8 +16,8 @@ import numpy as np
 from vlhmm.constraints.automaton import Automaton
 from vlhmm.data.user_text import gibibytes
 from vlhmm.data.vocabulary import Vocabulary
+from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
-from vlhmm.process import Process
 
 MASK = re.compile(r"\[MASK(?::(\d+)(?:-(\d+))?)?\]")
 _MAX_GAP = 10_000
@@ -102,11 +102,15 @@ class Plan:
 
 
 def make_plan(
-    process: Process, items: Sequence[Item], automaton: Automaton, allow_eos: bool, starts: Sequence[int]
+    distributions: HMMDistributions, items: Sequence[Item], automaton: Automaton, allow_eos: bool, starts: Sequence[int]
 ) -> Plan:
     """The plan for `items` under `automaton`, read from each of its states `starts`."""
     num_q = automaton.num_states
-    used = np.unique(np.delete(automaton.class_of_word, process.eos)).tolist() if process.vocab_size > 1 else []
+    used = (
+        np.unique(np.delete(automaton.class_of_word, distributions.eos)).tolist()
+        if distributions.vocab_size > 1
+        else []
+    )
     classes = tuple(sorted({*used, automaton.eos_class} if allow_eos else {*used} - {automaton.eos_class}))
     moves = automaton.delta[:, list(classes)]
     first = np.zeros(num_q, dtype=bool)
@@ -131,7 +135,7 @@ def make_plan(
     reach, entry, remaining = first, [], {}
     domains: list[Domain] = []
     domain = Domain(None, False, True)
-    resets = process.rule == "reset"
+    resets = distributions.rule == "reset"
     for i, item in enumerate(items):
         entry.append(reach & can[i])
         domains.append(domain)
@@ -157,8 +161,8 @@ def make_plan(
                 states = automaton.delta[states, automaton.class_of_word[item.word]]
             following[states] = True
             reach = following
-            fresh = process.restarts(item.word)
-            domain = Domain(None if fresh else process.group(item.word), False, fresh)
+            fresh = distributions.restarts(item.word)
+            domain = Domain(None if fresh else distributions.group(item.word), False, fresh)
     entry.append(reach & can[-1])
     domains.append(domain)
     return Plan(tuple(items), automaton, classes, allow_eos, tuple(starts), tuple(domains), tuple(entry), remaining)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from vlhmm import inference
 from vlhmm.data.user_text import DEFAULT_MEMORY, encode_words, memory_check
+from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
-from vlhmm.process import Process, process_of
 from vlhmm.queries.prefix import State
 from vlhmm.queries.sequence import Piece, piece_of
 from vlhmm.results import Result
@@ -61,15 +61,15 @@ def posteriors(
     before: State | None = None,
 ) -> Posteriors:
     """Filtered and smoothed posteriors of every word's state; that the text ends there is known, if `eos`."""
-    process = process_of(model)
+    distributions = model.distributions
     words, ids = encode_words(model.vocabulary, text)
-    plain, ended = _pieces(process, ids, eos, memory, before)
+    plain, ended = _pieces(distributions, ids, eos, memory, before)
     filtered = inference.forward(plain.potentials, plain.chain).alpha[0]
     log_likelihood = float(inference.forward(ended.potentials, ended.chain).log_scale.sum())
     if log_likelihood == -float("inf"):
         raise QueryError("the text has probability zero under the model: no state can be behind it")
     smoothed = inference.posteriors(ended.potentials, ended.chain).posterior[0]
-    states = process.states_of_group[process.group_of_word[torch.tensor(ids, device=process.device)]]
+    states = distributions.states_of_group[distributions.group_of_word[torch.tensor(ids, device=distributions.device)]]
     return Posteriors(words, states, filtered, smoothed, log_likelihood)
 
 
@@ -94,7 +94,7 @@ def decode(
         raise QueryError(f"unknown method {method!r}, expected viterbi or posterior")
     if k < 1 or (k > 1 and method == "posterior"):
         raise QueryError(f"asked for the {k} best by {method}, expected at least 1, and 1 for posterior decoding")
-    process = process_of(model)
+    distributions = model.distributions
     known = posteriors(model, text, eos, memory, before)
     _, ids = encode_words(model.vocabulary, text)
     found: list[tuple[Tensor, float | None]]
@@ -102,19 +102,19 @@ def decode(
         found = [(known.smoothed.argmax(1), None)]
     else:
         if eos and eos_state == "max":
-            ended = piece_of(process, [*ids, process.eos], None, _first(ids, before))
+            ended = piece_of(distributions, [*ids, distributions.eos], None, _first(ids, before))
         else:
-            _, ended = _pieces(process, ids, eos, memory, before)
+            _, ended = _pieces(distributions, ids, eos, memory, before)
         log_start, log_emission, log_tiles = (table.log() for table in ended.potentials)
         if k == 1:
             path, score = inference.viterbi(log_start, log_emission, log_tiles, ended.chain)
             found = [(path[0], float(score[0]))]
         else:
-            memory_check("the k best paths", 8 * len(ids) * k * process.states_per_group, memory, "lower k")
+            memory_check("the k best paths", 8 * len(ids) * k * distributions.states_per_group, memory, "lower k")
             found = list(_best_paths(log_start, log_emission, log_tiles, ended.chain, k))
-    rows = torch.arange(len(ids), device=process.device)
-    groups = [process.group(i) for i in ids]
-    eos_states = process.states(process.eos).tolist()
+    rows = torch.arange(len(ids), device=distributions.device)
+    groups = [distributions.group(i) for i in ids]
+    eos_states = distributions.states(distributions.eos).tolist()
     return [
         Decoding(
             known.words,
@@ -167,17 +167,17 @@ def _first(ids: Sequence[int], before: State | None) -> Tensor | None:
 
 
 def _pieces(
-    process: Process, ids: Sequence[int], eos: bool, memory: float, before: State | None
+    distributions: HMMDistributions, ids: Sequence[int], eos: bool, memory: float, before: State | None
 ) -> tuple[Piece, Piece]:
     """(the chain of the words, the same with p(<eos> | z) of the last state z as part of the text)."""
     if not ids:
         raise QueryError("an empty text has no states; give at least one word")
-    size = process.states_per_group
+    size = distributions.states_per_group
     memory_check(f"the transitions of {len(ids):,} words", 24 * len(ids) * size * size, memory, "split the text")
-    plain = piece_of(process, ids, None, _first(ids, before))
+    plain = piece_of(distributions, ids, None, _first(ids, before))
     if not eos:
         return plain, plain
     start, emission, tiles = plain.potentials
     emission = emission.clone()
-    emission[-1] *= process.edge(ids[-1], process.eos) @ process.emission(process.eos)
+    emission[-1] *= distributions.edge(ids[-1], distributions.eos) @ distributions.emission_of(distributions.eos)
     return plain, Piece(inference.Potentials(start, emission, tiles), plain.chain)

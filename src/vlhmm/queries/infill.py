@@ -21,7 +21,6 @@ from vlhmm.lattice.forward import GapMarginals, gap_marginals
 from vlhmm.lattice.sampling import Best, Draw, fills
 from vlhmm.lattice.semiring import MaxProduct, SumProduct
 from vlhmm.lattice.template import Fixed, Gap, Item, Plan, check_memory, make_plan, parse_template, with_end
-from vlhmm.process import process_of
 from vlhmm.queries.next_word import WordDistribution
 from vlhmm.queries.score import score_ids
 from vlhmm.results import Result
@@ -90,8 +89,8 @@ class Infilling:
         if gaps == [Gap(1, 1)]:
             words = gap_marginals(self._messages, self._start)[0].words[1][0]
             return BestFill(self._fills([[[int(words.argmax())]]])[0], "most probable word", None)
-        process = process_of(self.model)
-        messages = backward(process, self.plan, MaxProduct(process))
+        distributions = self.model.distributions
+        messages = backward(distributions, self.plan, MaxProduct(distributions))
         found = fills(messages, self._start, 1, Best())
         log_path = messages.log_total(self._start) - self._log_total
         return BestFill(self._fills(found)[0], "joint path", log_path)
@@ -153,7 +152,9 @@ class Infilling:
                 if self.plan.items and self.plan.items[-1] == Fixed(self.model.vocabulary.eos, read=False):
                     written.pop()
                 ids = self._whole(gaps)
-                known[key] = Fill(self.model.vocabulary.join(written), texts, score_ids(self.model, ids) - self._log_total, ids)
+                known[key] = Fill(
+                    self.model.vocabulary.join(written), texts, score_ids(self.model, ids) - self._log_total, ids
+                )
             result.append(known[key])
         return result
 
@@ -193,7 +194,7 @@ def prepare_items(
     memory: float,
 ) -> Infilling:
     """The same for items that are parsed already; `words` names them."""
-    process, vocabulary = process_of(model), model.vocabulary
+    distributions, vocabulary = model.distributions, model.vocabulary
     if scope not in ("text", "gaps"):
         raise QueryError(f"unknown scope {scope!r}, expected text or gaps")
     if scope == "gaps":
@@ -204,14 +205,14 @@ def prepare_items(
     else:
         automaton, extra = with_free_state(compile_constraint(constraint, vocabulary))
         starts = [automaton.initial, extra]
-    plan = make_plan(process, items, automaton, allow_eos, starts)
+    plan = make_plan(distributions, items, automaton, allow_eos, starts)
     if not plan.possible(automaton.initial):
         raise QueryError(
             "impossible constraint: no text with these words and gaps satisfies it, whatever the model; "
             "widen the gaps or loosen the constraint"
         )
-    check_memory(plan, process.num_states, memory)
-    messages = backward(process, plan, SumProduct(process))
+    check_memory(plan, distributions.num_states, memory)
+    messages = backward(distributions, plan, SumProduct(distributions))
     log_total = messages.log_total(automaton.initial)
     log_evidence = log_total if extra is None else messages.log_total(extra)
     if log_evidence == -math.inf:

@@ -14,12 +14,12 @@ from torch import Tensor
 from vlhmm.constraints.automaton import Automaton
 from vlhmm.constraints.constraint import compile_constraint, must_contain
 from vlhmm.data.user_text import DEFAULT_MEMORY, encode_sentence, encode_words, generator_of
+from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
 from vlhmm.lattice.backward import Messages, Rows, Value, row_index
 from vlhmm.lattice.forward import _after_word, _arrive, _emitted
 from vlhmm.lattice.semiring import SumProduct
 from vlhmm.lattice.template import Fixed, Gap, Plan, check_memory, make_plan
-from vlhmm.process import Process, process_of
 from vlhmm.queries.next_word import impossible_context
 from vlhmm.queries.sample import sample_streams
 from vlhmm.queries.sequence import forward, read
@@ -50,9 +50,9 @@ def entropy_rate(model: "HMMLanguageModel", num_streams: int = 64, num_tokens: i
     """
     if num_streams < 2 or num_tokens < 1:
         raise QueryError(f"{num_streams} streams of {num_tokens} tokens, expected at least 2 of at least 1")
-    process = process_of(model)
-    streams = sample_streams(process, num_streams, num_tokens, generator_of(seed))
-    rates = np.array([-math.fsum(read(process, ids).log_probs) / num_tokens for ids in streams.tolist()])
+    distributions = model.distributions
+    streams = sample_streams(distributions, num_streams, num_tokens, generator_of(seed))
+    rates = np.array([-math.fsum(read(distributions, ids).log_probs) / num_tokens for ids in streams.tolist()])
     return Estimate(float(rates.mean()), float(rates.std(ddof=1) / math.sqrt(num_streams)), num_streams, num_tokens)
 
 
@@ -71,21 +71,21 @@ def phrase_probability(
     """
     if num_words < 1:
         raise QueryError(f"the next {num_words} words, expected at least 1")
-    process, vocabulary = process_of(model), model.vocabulary
+    distributions, vocabulary = model.distributions, model.vocabulary
     automaton = compile_constraint(must_contain(phrase), vocabulary)
     given = [Fixed(i, read=False) for i in encode_words(vocabulary, context).ids]
-    plan = make_plan(process, [*given, Gap(num_words, num_words)], automaton, allow_eos, [automaton.initial])
-    messages = Messages(plan, process, SumProduct(process))
-    check_memory(_one_slot(process, automaton, allow_eos), process.num_states, memory)
+    plan = make_plan(distributions, [*given, Gap(num_words, num_words)], automaton, allow_eos, [automaton.initial])
+    messages = Messages(plan, distributions, SumProduct(distributions))
+    check_memory(_one_slot(distributions, automaton, allow_eos), distributions.num_states, memory)
     now = Value(
         row_index(automaton.num_states, np.array([automaton.initial])),
         None,
-        torch.zeros(1, dtype=torch.float64, device=process.device),
+        torch.zeros(1, dtype=torch.float64, device=distributions.device),
     )
     group: int | None = None
     for item in given:
         now = _after_word(messages, item, now, group)
-        group = None if process.restarts(item.word) else process.group(item.word)
+        group = None if distributions.restarts(item.word) else distributions.group(item.word)
     log_context = _log_mass(now, np.flatnonzero(now.row_of >= 0))
     if log_context == -math.inf:
         raise impossible_context()
@@ -101,10 +101,10 @@ def phrase_probability(
     return found
 
 
-def _one_slot(process: Process, automaton: Automaton, allow_eos: bool) -> Plan:
+def _one_slot(distributions: HMMDistributions, automaton: Automaton, allow_eos: bool) -> Plan:
     """A plan as large as what a forward walk keeps: one vector an automaton state, and as much for the
     next."""
-    return make_plan(process, [Gap(2, 2)], automaton, allow_eos, list(range(automaton.num_states)))
+    return make_plan(distributions, [Gap(2, 2)], automaton, allow_eos, list(range(automaton.num_states)))
 
 
 def _log_mass(value: Value, states: np.ndarray) -> float:
@@ -157,15 +157,17 @@ def kl_on_text(p: "HMMLanguageModel", q: "HMMLanguageModel", text: str | Sequenc
 
 def predictions(model: "HMMLanguageModel", ids: Sequence[int]) -> Iterator[np.ndarray]:
     """(V,) p(x_t | x_<t) for every place t of a sequence of ids, the first one given nothing."""
-    process = process_of(model)
-    passed = forward(process, ids)
+    distributions = model.distributions
+    passed = forward(distributions, ids)
     if not torch.isfinite(passed.log_probs[:-1]).all():
         raise impossible_context()
     for first in range(0, len(ids), _PLACES_AT_ONCE):
         places = range(first, min(first + _PLACES_AT_ONCE, len(ids)))
-        ahead = process.start.expand(len(places), -1).clone()
-        moving = [i for i, t in enumerate(places) if t > 0 and not process.restarts(ids[t - 1])]
+        ahead = distributions.start.expand(len(places), -1).clone()
+        moving = [i for i, t in enumerate(places) if t > 0 and not distributions.restarts(ids[t - 1])]
         if moving:
             before = [places[i] - 1 for i in moving]
-            ahead[moving] = process.advance_from([process.group(ids[t]) for t in before], passed.alpha[before])
-        yield from process.emit(ahead).cpu().numpy()
+            ahead[moving] = distributions.advance_from(
+                [distributions.group(ids[t]) for t in before], passed.alpha[before]
+            )
+        yield from distributions.emit(ahead).cpu().numpy()

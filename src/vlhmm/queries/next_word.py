@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vlhmm.data.user_text import encode_words
 from vlhmm.data.vocabulary import Vocabulary
+from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
-from vlhmm.process import Process, process_of
 from vlhmm.queries.sequence import read
 from vlhmm.results import Result
 
@@ -73,39 +73,41 @@ def log(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
 
 
-def predict_after(process: Process, group: int | None, alpha: Tensor | None) -> Tensor:
+def predict_after(distributions: HMMDistributions, group: int | None, alpha: Tensor | None) -> Tensor:
     """(S,) p(z_{t+1} | x_<=t) from a filtered posterior on `group`, or from a fresh start (None)."""
     if group is None or alpha is None:
-        return process.start
-    return process.advance_from([group], alpha[None])[0]
+        return distributions.start
+    return distributions.advance_from([group], alpha[None])[0]
 
 
 def distribution_after(
-    process: Process, vocabulary: Vocabulary, group: int | None, alpha: Tensor | None
+    distributions: HMMDistributions, vocabulary: Vocabulary, group: int | None, alpha: Tensor | None
 ) -> WordDistribution:
     """p(x_{t+1} | x_<=t), from a filtered posterior on the last word's K states."""
-    words = process.emit(predict_after(process, group, alpha)[None])[0]
+    words = distributions.emit(predict_after(distributions, group, alpha)[None])[0]
     return WordDistribution(vocabulary, words.cpu().numpy())
 
 
 def next_distribution(model: "HMMLanguageModel", context: str | Sequence[str] = "") -> WordDistribution:
     """p(x | context) of every word x; words beyond the vocabulary are read as <unk>."""
-    process = process_of(model)
+    distributions = model.distributions
     ids = encode_words(model.vocabulary, context).ids
-    return distribution_after(process, model.vocabulary, *after(process, ids))
+    return distribution_after(distributions, model.vocabulary, *after(distributions, ids))
 
 
-def after(process: Process, ids: Sequence[int]) -> tuple[int | None, Tensor | None]:
+def after(distributions: HMMDistributions, ids: Sequence[int]) -> tuple[int | None, Tensor | None]:
     """(group, p(z | x) on its states) after a text, both None where the chain starts afresh; refuses impossible ones."""
-    passed = read(process, ids)
+    passed = read(distributions, ids)
     if -math.inf in passed.log_probs:
         raise impossible_context()
-    if not ids or process.restarts(ids[-1]):
+    if not ids or distributions.restarts(ids[-1]):
         return None, None
-    return process.group(ids[-1]), passed.alpha
+    return distributions.group(ids[-1]), passed.alpha
 
 
-def next_word(model: "HMMLanguageModel", context: str | Sequence[str] = "", top_k: int | None = None) -> list[WordProbability]:
+def next_word(
+    model: "HMMLanguageModel", context: str | Sequence[str] = "", top_k: int | None = None
+) -> list[WordProbability]:
     """The most probable words after `context`, most probable first; all of them unless `top_k` is given."""
     return next_distribution(model, context).top(top_k)
 

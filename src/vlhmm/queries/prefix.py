@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from vlhmm.data.vocabulary import EOS
+from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
-from vlhmm.process import Process, process_of
 from vlhmm.queries.next_word import WordDistribution, WordProbability, distribution_after
 
 if TYPE_CHECKING:
@@ -37,19 +37,19 @@ class State:
 
     def step(self, word: str | int) -> "State":
         """The state after one more word; a word beyond the vocabulary is read as <unk>."""
-        vocabulary, process = self.model.vocabulary, process_of(self.model)
+        vocabulary, distributions = self.model.vocabulary, self.model.distributions
         following = vocabulary.id_of.get(word, vocabulary.unk) if isinstance(word, str) else int(word)
         if not 0 <= following < len(vocabulary):
             raise QueryError(f"no such word id: {following}, expected 0 to {len(vocabulary) - 1}")
-        arrive = self._arrive(process, following) * process.emission(following).cpu().numpy()
+        arrive = self._arrive(distributions, following) * distributions.emission_of(following).cpu().numpy()
         total = float(arrive.sum())
         log_prob = self.log_prob + (math.log(total) if total > 0 else -math.inf)
         # An impossible past stays impossible, also across a fresh start: its alpha is zero.
         possible = log_prob > -math.inf
-        if process.restarts(following):
+        if distributions.restarts(following):
             return State(self.model, None, _frozen(np.zeros(0)), log_prob, self.num_words + 1)
         alpha = arrive / total if possible else np.zeros_like(arrive)
-        return State(self.model, process.group(following), _frozen(alpha), log_prob, self.num_words + 1)
+        return State(self.model, distributions.group(following), _frozen(alpha), log_prob, self.num_words + 1)
 
     def read_line(self, words: Sequence[str]) -> "State":
         """The state after the words of a line and the <eos> at its end."""
@@ -60,15 +60,15 @@ class State:
 
     def first_states(self, word: int) -> torch.Tensor:
         """(K,) p(z | text so far) of the next state, on the states that may emit `word`."""
-        process = process_of(self.model)
-        return torch.from_numpy(self._arrive(process, word)).to(process.device)
+        distributions = self.model.distributions
+        return torch.from_numpy(self._arrive(distributions, word)).to(distributions.device)
 
     def all_states(self) -> torch.Tensor:
         """(S,) p(z | text so far) of the next state. One pass over the transitions, unless the chain starts afresh."""
-        process = process_of(self.model)
+        distributions = self.model.distributions
         if self.group is None:
-            return process.start
-        return process.advance_from([self.group], torch.tensor(self.alpha, device=process.device)[None])[0]
+            return distributions.start
+        return distributions.advance_from([self.group], torch.tensor(self.alpha, device=distributions.device)[None])[0]
 
     def score(self, word: str | int) -> float:
         """log p(word | text so far), in nats."""
@@ -79,19 +79,19 @@ class State:
         """p(x | text so far) of every word x."""
         if self.log_prob == -math.inf:
             raise QueryError("the text so far has probability zero under the model: nothing can be asked after it")
-        process = process_of(self.model)
-        alpha = None if self.group is None else torch.tensor(self.alpha, device=process.device)
-        return distribution_after(process, self.model.vocabulary, self.group, alpha)
+        distributions = self.model.distributions
+        alpha = None if self.group is None else torch.tensor(self.alpha, device=distributions.device)
+        return distribution_after(distributions, self.model.vocabulary, self.group, alpha)
 
     def next_word(self, top_k: int | None = None) -> list[WordProbability]:
         """The most probable next words and their probabilities, all of them unless `top_k` is given."""
         return self.distribution().top(top_k)
 
-    def _arrive(self, process: Process, following: int) -> np.ndarray:
+    def _arrive(self, distributions: HMMDistributions, following: int) -> np.ndarray:
         """(K,) p(z_{t+1} | x_<=t) on the states of the following word."""
         if self.group is None:
-            return process.start_at(following).cpu().numpy()
-        tile = process.tiles([(self.group, process.group(following))])[0].double()
+            return distributions.start_at(following).cpu().numpy()
+        tile = distributions.tiles_of([(self.group, distributions.group(following))])[0].double()
         return (torch.tensor(self.alpha, device=tile.device) @ tile).cpu().numpy()
 
     def to_json(self) -> str:
@@ -100,7 +100,7 @@ class State:
             {
                 "format": _FORMAT,
                 "vocabulary": len(self.model.vocabulary),
-                "states": process_of(self.model).num_states,
+                "states": self.model.distributions.num_states,
                 "group": self.group,
                 "alpha": [value.hex() for value in self.alpha.tolist()],
                 "log_prob": self.log_prob.hex(),
@@ -133,15 +133,15 @@ def state_from_json(model: "HMMLanguageModel", line: str) -> State:
         made_with = (found["format"], found["vocabulary"], found["states"])
     except (ValueError, KeyError, TypeError) as error:
         raise QueryError(f"not a state written by this program ({error}); write it with State.to_json") from None
-    process = process_of(model)
-    expected = (_FORMAT, len(model.vocabulary), process.num_states)
+    distributions = model.distributions
+    expected = (_FORMAT, len(model.vocabulary), distributions.num_states)
     if made_with != expected:
         raise QueryError(
             f"the state belongs to another model: its format, vocabulary size and states are {made_with}, "
             f"the model's are {expected}"
         )
-    size = 0 if group is None else process.states_per_group
-    fits = group is None or 0 <= group < process.num_groups
+    size = 0 if group is None else distributions.states_per_group
+    fits = group is None or 0 <= group < distributions.num_groups
     if not fits or len(alpha) != size or not np.isfinite(alpha).all() or (alpha < 0).any():
         raise QueryError(f"a state of group {group} has {size} probabilities, got {len(alpha)} numbers; it is damaged")
     return State(model, group, _frozen(alpha), log_prob, num_words)

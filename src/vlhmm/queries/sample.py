@@ -16,10 +16,10 @@ from torch import Tensor
 
 from vlhmm.constraints.constraint import Constraint
 from vlhmm.data.user_text import DEFAULT_MEMORY, encode_words, generator_of
+from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
 from vlhmm.lattice.sampling import Draw
 from vlhmm.lattice.template import Fixed, Gap, Item
-from vlhmm.process import Process, process_of
 from vlhmm.queries.infill import Infilling, Scope, prepare_items
 from vlhmm.queries.next_word import after
 from vlhmm.queries.score import score_ids
@@ -68,18 +68,18 @@ def sample(
             raise QueryError("a constraint is kept exactly, so it takes no temperature, top-k or top-p; drop one")
         return constrained(model, prompt, constraint, max_tokens, scope, memory).draw(n, seed)
     weighing = Weighing(temperature, top_k, top_p)
-    process, vocabulary = process_of(model), model.vocabulary
+    distributions, vocabulary = model.distributions, model.vocabulary
     given = encode_words(vocabulary, prompt)
     generator = generator_of(seed)
-    before = _After(*after(process, given.ids))
+    before = _After(*after(distributions, given.ids))
     found: list[list[int]] = []
     size = _AT_ONCE if weighing.exact else _WEIGHED_AT_ONCE
     for first in range(0, n, size):
         count = min(size, n - first)
         if weighing.exact:
-            found += _ancestral(process, before, count, max_tokens, generator)
+            found += _ancestral(distributions, before, count, max_tokens, generator)
         else:
-            found += _weighed(process, before, count, max_tokens, generator, weighing)
+            found += _weighed(distributions, before, count, max_tokens, generator, weighing)
     base = score_ids(model, given.ids) if scores else 0.0
     result = []
     for ids in found:
@@ -136,20 +136,20 @@ class _After(NamedTuple):
 
 
 def _ancestral(
-    process: Process, before: _After, count: int, max_tokens: int, generator: torch.Generator
+    distributions: HMMDistributions, before: _After, count: int, max_tokens: int, generator: torch.Generator
 ) -> list[list[int]]:
     """Ids of `count` texts, each up to and with its <eos>, or of `max_tokens` words."""
     draw = Draw(generator)
-    state = _first_states(process, before, count, draw)
+    state = _first_states(distributions, before, count, draw)
     texts: list[list[int]] = [[] for _ in range(count)]
     going = np.arange(count)
     for t in range(max_tokens):
         if t > 0:
-            state = next_states(process, state, draw)
-        words = process.emitted.draw(state, draw.uniform(len(state)).to(state.device))
+            state = next_states(distributions, state, draw)
+        words = distributions.emitted.draw(state, draw.uniform(len(state)).to(state.device))
         for text, word in zip(going.tolist(), words.tolist(), strict=True):
             texts[text].append(word)
-        open_ended = (words != process.eos).cpu()
+        open_ended = (words != distributions.eos).cpu()
         if not bool(open_ended.all()):
             going = going[open_ended.numpy()]
             state = state[open_ended.to(state.device)]
@@ -158,34 +158,31 @@ def _ancestral(
     return texts
 
 
-def _first_states(process: Process, before: _After, count: int, draw: Draw) -> Tensor:
+def _first_states(distributions: HMMDistributions, before: _After, count: int, draw: Draw) -> Tensor:
     if before.group is None or before.alpha is None:
-        return draw.again(process.start, count)
-    state = process.states_of_group[before.group][draw.again(before.alpha, count)]
-    return next_states(process, state, draw)
+        return draw.again(distributions.start, count)
+    state = distributions.states_of_group[before.group][draw.again(before.alpha, count)]
+    return next_states(distributions, state, draw)
 
 
-def next_states(process: Process, states: Tensor, draw: Draw) -> Tensor:
+def next_states(distributions: HMMDistributions, states: Tensor, draw: Draw) -> Tensor:
     """z' ~ p(. | z) for each given z."""
-    if hasattr(process.tables, "sample_next"):
-        found: Tensor = process.tables.sample_next(states, draw.generator)
-        return found
-    return torch.cat([draw.among(process.rows(states[chunk])) for chunk in process.row_chunks(len(states))])
+    return distributions.sample_next(states, draw.generator)
 
 
-def sample_streams(process: Process, count: int, length: int, generator: torch.Generator) -> Tensor:
+def sample_streams(distributions: HMMDistributions, count: int, length: int, generator: torch.Generator) -> Tensor:
     """(count, length) ids of streams of text that go on beyond every <eos>, as the context rule says."""
     draw = Draw(generator)
-    state = draw.again(process.start, count)
+    state = draw.again(distributions.start, count)
     columns: list[Tensor] = []
     for t in range(length):
         if t > 0:
-            state = next_states(process, state, draw)
-            if process.rule == "reset":
-                ended = columns[-1] == process.eos
+            state = next_states(distributions, state, draw)
+            if distributions.rule == "reset":
+                ended = columns[-1] == distributions.eos
                 if bool(ended.any()):
-                    state = torch.where(ended, draw.again(process.start, count), state)
-        columns.append(process.emitted.draw(state, draw.uniform(count).to(state.device)))
+                    state = torch.where(ended, draw.again(distributions.start, count), state)
+        columns.append(distributions.emitted.draw(state, draw.uniform(count).to(state.device)))
     return torch.stack(columns, dim=1)
 
 
@@ -221,7 +218,7 @@ class Weighing:
 
 
 def _weighed(
-    process: Process,
+    distributions: HMMDistributions,
     before: _After,
     count: int,
     max_tokens: int,
@@ -236,21 +233,21 @@ def _weighed(
     alpha = None if before.alpha is None else before.alpha.expand(count, -1)
     for _ in range(max_tokens):
         if groups is None or alpha is None:
-            predicted = process.start.expand(len(going), -1)
+            predicted = distributions.start.expand(len(going), -1)
         else:
-            predicted = process.advance_from(groups, alpha)
-        words = draw.among(weighing(process.emit(predicted)))
+            predicted = distributions.advance_from(groups, alpha)
+        words = draw.among(weighing(distributions.emit(predicted)))
         chosen = words.tolist()
         for text, word in zip(going, chosen, strict=True):
             texts[text].append(word)
-        stay = [i for i, word in enumerate(chosen) if word != process.eos]
+        stay = [i for i, word in enumerate(chosen) if word != distributions.eos]
         if not stay:
             break
         going = [going[i] for i in stay]
-        groups = [process.group(chosen[i]) for i in stay]
-        kept = torch.tensor(stay, device=process.device)
+        groups = [distributions.group(chosen[i]) for i in stay]
+        kept = torch.tensor(stay, device=distributions.device)
         here = words[kept]
-        alpha = predicted[kept].gather(1, process.states_of_group[process.group_of_word[here]])
-        alpha = alpha * process.tables.emission[here].double()
+        alpha = predicted[kept].gather(1, distributions.states_of_group[distributions.group_of_word[here]])
+        alpha = alpha * distributions.emission[here].double()
         alpha = alpha / alpha.sum(1, keepdim=True)
     return texts

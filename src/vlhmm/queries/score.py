@@ -9,7 +9,6 @@ from torch import Tensor
 
 from vlhmm.data.user_text import encode_sentence
 from vlhmm.data.vocabulary import UNK
-from vlhmm.process import process_of
 from vlhmm.queries.sequence import read
 from vlhmm.results import Result
 
@@ -42,7 +41,7 @@ def token_scores(model: "HMMLanguageModel", text: str | Sequence[str], eos: bool
     """log p(x_t | x_<t) of every word of `text` and, unless told otherwise, of the <eos> after it."""
     vocabulary = model.vocabulary
     words, ids = encode_sentence(vocabulary, text, eos)
-    return _tokens(vocabulary, words, ids, read(process_of(model), ids).log_probs)
+    return _tokens(vocabulary, words, ids, read(model.distributions, ids).log_probs)
 
 
 def score(model: "HMMLanguageModel", text: str | Sequence[str], eos: bool = True) -> float:
@@ -53,7 +52,7 @@ def score(model: "HMMLanguageModel", text: str | Sequence[str], eos: bool = True
 
 def score_ids(model: "HMMLanguageModel", ids: Sequence[int]) -> float:
     """log p of a sequence of word ids as it stands; nothing is added to it."""
-    return total(read(process_of(model), ids).log_probs)
+    return total(read(model.distributions, ids).log_probs)
 
 
 def total(log_probs: Iterable[float]) -> float:
@@ -64,12 +63,12 @@ def total(log_probs: Iterable[float]) -> float:
 
 def score_lines(model: "HMMLanguageModel", lines: Iterable[Sequence[str]]) -> Iterator[SentenceScore]:
     """Each line's scores as it comes; under "carry" a line goes on from the state the one before left."""
-    process, vocabulary = process_of(model), model.vocabulary
+    distributions, vocabulary = model.distributions, model.vocabulary
     previous: int | None = None
     carry: Tensor | None = None
     for line in lines:
         words, ids = encode_sentence(vocabulary, line, eos=True)
-        passed = read(process, ids, previous, carry)
+        passed = read(distributions, ids, previous, carry)
         tokens = _tokens(vocabulary, words, ids, passed.log_probs)
         yield SentenceScore(
             log_prob=total(passed.log_probs),
@@ -78,7 +77,7 @@ def score_lines(model: "HMMLanguageModel", lines: Iterable[Sequence[str]]) -> It
             num_unk=sum(t.word == UNK for t in tokens),
             tokens=tokens,
         )
-        if process.rule == "carry":
+        if distributions.rule == "carry":
             previous, carry = ids[-1], passed.alpha
 
 

@@ -1,4 +1,4 @@
-"""A sequence of words -> the chain that inference reads. Input: ids and a `Process`. Output: potentials and
+"""A sequence of words -> the chain that inference reads. Input: ids and a `HMMDistributions`. Output: potentials and
 `Chain`."""
 
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vlhmm import inference
-from vlhmm.process import Process
+from vlhmm.distributions import HMMDistributions
 
 _CHUNK_BYTES = 1 << 27
 
@@ -20,7 +20,9 @@ class Piece(NamedTuple):
     chain: inference.Chain
 
 
-def piece_of(process: Process, ids: Sequence[int], previous: int | None, first: Tensor | None = None) -> Piece:
+def piece_of(
+    distributions: HMMDistributions, ids: Sequence[int], previous: int | None, first: Tensor | None = None
+) -> Piece:
     """The chain of `ids` (at least one) after the word `previous`, or from a fresh start (None).
 
     `first`, (K,), replaces the start distribution on the first word's states: p(z_1 | a text before this one).
@@ -29,27 +31,27 @@ def piece_of(process: Process, ids: Sequence[int], previous: int | None, first: 
     pairs: dict[tuple[int, int], int] = {}
     edge_of = []
     for word, following in zip(before, ids, strict=True):
-        if word is None or process.restarts(word):
+        if word is None or distributions.restarts(word):
             edge_of.append(-1)
         else:
-            edge_of.append(pairs.setdefault((process.group(word), process.group(following)), len(pairs)))
-    size = process.states_per_group
+            edge_of.append(pairs.setdefault((distributions.group(word), distributions.group(following)), len(pairs)))
+    size = distributions.states_per_group
     if pairs:
-        tiles = torch.stack(process.tiles(list(pairs))).double()
+        tiles = torch.stack(distributions.tiles_of(list(pairs))).double()
     else:
-        tiles = torch.zeros(0, size, size, dtype=torch.float64, device=process.device)
-    words = torch.tensor(ids, device=process.device)
-    states = process.states_of_group[process.group_of_word[words]]
-    start = process.start[states]
+        tiles = torch.zeros(0, size, size, dtype=torch.float64, device=distributions.device)
+    words = torch.tensor(ids, device=distributions.device)
+    states = distributions.states_of_group[distributions.group_of_word[words]]
+    start = distributions.start[states]
     if first is not None:
         start[0] = first
-    emission = process.tables.emission[words].double() / process.tables.emission_total[states]
-    row = torch.arange(len(ids), device=process.device)[None]
+    emission = distributions.emission[words].double() / distributions.emission_total[states]
+    row = torch.arange(len(ids), device=distributions.device)[None]
     chain = inference.Chain(
         start_of=row,
         emit_of=row,
-        edge_of=torch.tensor([edge_of], device=process.device),
-        lengths=torch.tensor([len(ids)], device=process.device),
+        edge_of=torch.tensor([edge_of], device=distributions.device),
+        lengths=torch.tensor([len(ids)], device=distributions.device),
     )
     return Piece(inference.Potentials(start, emission, tiles), chain)
 
@@ -62,27 +64,27 @@ class Passed(NamedTuple):
 
 
 def forward_chunks(
-    process: Process,
+    distributions: HMMDistributions,
     ids: Sequence[int],
     previous: int | None = None,
     carry: Tensor | None = None,
     first: Tensor | None = None,
 ) -> Iterator[Passed]:
     """The forward pass over `ids`, a chunk at a time, so that memory does not grow with the text."""
-    size = max(1, _CHUNK_BYTES // (8 * process.states_per_group**2))
+    size = max(1, _CHUNK_BYTES // (8 * distributions.states_per_group**2))
     for begin in range(0, len(ids), size):
         part = ids[begin : begin + size]
-        piece = piece_of(process, part, previous, first if begin == 0 else None)
+        piece = piece_of(distributions, part, previous, first if begin == 0 else None)
         alpha, log_scale = inference.forward(piece.potentials, piece.chain, None if carry is None else carry[None])
         yield Passed(alpha[0], log_scale[0])
         previous, carry = part[-1], alpha[0, -1]
 
 
-def forward(process: Process, ids: Sequence[int], first: Tensor | None = None) -> Passed:
+def forward(distributions: HMMDistributions, ids: Sequence[int], first: Tensor | None = None) -> Passed:
     """Filtered posteriors p(z_t | x_<=t), (T, K), and log p(x_t | x_<t), (T,); `first` as for `piece_of`."""
-    chunks = list(forward_chunks(process, ids, first=first))
+    chunks = list(forward_chunks(distributions, ids, first=first))
     if not chunks:
-        empty = torch.zeros(0, process.states_per_group, dtype=torch.float64, device=process.device)
+        empty = torch.zeros(0, distributions.states_per_group, dtype=torch.float64, device=distributions.device)
         return Passed(empty, empty.new_zeros(0))
     return Passed(torch.cat([c.alpha for c in chunks]), torch.cat([c.log_probs for c in chunks]))
 
@@ -94,11 +96,13 @@ class Read(NamedTuple):
     alpha: Tensor | None  # (K,) p(z_T | x) on the last word's states; None if nothing was read
 
 
-def read(process: Process, ids: Sequence[int], previous: int | None = None, carry: Tensor | None = None) -> Read:
+def read(
+    distributions: HMMDistributions, ids: Sequence[int], previous: int | None = None, carry: Tensor | None = None
+) -> Read:
     """The forward pass over `ids`, keeping only its last message: memory for K states, however long the text."""
     log_probs: list[float] = []
     alpha = None
-    for chunk in forward_chunks(process, ids, previous, carry):
+    for chunk in forward_chunks(distributions, ids, previous, carry):
         log_probs += chunk.log_probs.tolist()
         alpha = chunk.alpha[-1].clone()
     return Read(log_probs, alpha)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from vlhmm.data.user_text import DEFAULT_MEMORY, encode_sentence, memory_check
+from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
-from vlhmm.process import Process, process_of
 from vlhmm.queries.next_word import WordDistribution, WordProbability
 from vlhmm.queries.prefix import State
 from vlhmm.queries.sequence import forward
@@ -51,7 +51,7 @@ def word_posterior(
     count = len(words) - eos
     if not -count <= position < count:
         raise QueryError(f"position {position} in a text of {count} words, expected {-count} to {count - 1}")
-    (found,) = _posteriors(process_of(model), ids, [position % count], allow_eos, None)
+    (found,) = _posteriors(model.distributions, ids, [position % count], allow_eos, None)
     return _distribution(model, found)
 
 
@@ -65,12 +65,12 @@ def word_posteriors(
 ) -> Iterator[WordDistribution]:
     """The same for every place of the text, in order, given the text `before` too."""
     words, ids = encode_sentence(model.vocabulary, text, eos)
-    process = process_of(model)
+    distributions = model.distributions
     count = len(words) - eos
     at_once = min(count, _PLACES_AT_ONCE)
-    num_bytes = 16 * len(ids) * process.states_per_group + 32 * at_once * process.num_states
+    num_bytes = 16 * len(ids) * distributions.states_per_group + 32 * at_once * distributions.num_states
     memory_check(f"a text of {count:,} words", num_bytes, memory, "split the text")
-    for found in _posteriors(process, ids, list(range(count)), allow_eos, before):
+    for found in _posteriors(distributions, ids, list(range(count)), allow_eos, before):
         yield _distribution(model, found)
 
 
@@ -108,50 +108,52 @@ def _distribution(model: "HMMLanguageModel", weights: np.ndarray) -> WordDistrib
 
 
 def _posteriors(
-    process: Process, ids: list[int], places: list[int], allow_eos: bool, before: State | None
+    distributions: HMMDistributions, ids: list[int], places: list[int], allow_eos: bool, before: State | None
 ) -> Iterator[np.ndarray]:
     """(V,) weights proportional to p(x_t = w | the rest), for each place t."""
     if not places:
         return
-    start = process.start if before is None else before.all_states()
-    alpha = forward(process, ids, start[process.states(ids[0])]).alpha  # zeros from the first impossible word on
-    arrival = _arrivals(process, ids)
+    start = distributions.start if before is None else before.all_states()
+    alpha = forward(
+        distributions, ids, start[distributions.states(ids[0])]
+    ).alpha  # zeros from the first impossible word on
+    arrival = _arrivals(distributions, ids)
     for first in range(0, len(places), _PLACES_AT_ONCE):
         part = places[first : first + _PLACES_AT_ONCE]
-        left = _left(process, ids, start, alpha, part)
-        right, fresh = _right(process, ids, arrival, part)
-        words = process.emit(left * right)
-        if process.restarts(process.eos) and allow_eos:
+        left = _left(distributions, ids, start, alpha, part)
+        right, fresh = _right(distributions, ids, arrival, part)
+        words = distributions.emit(left * right)
+        if distributions.restarts(distributions.eos) and allow_eos:
             # After an <eos> in this place the chain would start afresh: what follows does not depend on z.
-            here = process.states(process.eos)
-            words[:, process.eos] = (left[:, here] * process.emission(process.eos)).sum(1) * fresh
+            here = distributions.states(distributions.eos)
+            words[:, distributions.eos] = (left[:, here] * distributions.emission_of(distributions.eos)).sum(1) * fresh
         if not allow_eos:
-            words[:, process.eos] = 0
+            words[:, distributions.eos] = 0
         yield from words.cpu().numpy()
 
 
-def _arrivals(process: Process, ids: list[int]) -> Tensor:
+def _arrivals(distributions: HMMDistributions, ids: list[int]) -> Tensor:
     """(T, K) p(x_t | z) p(x_>t | z) for z in the states of x_t, each row up to a factor."""
-    rows = torch.ones(len(ids), process.states_per_group, dtype=torch.float64, device=process.device)
+    rows = torch.ones(len(ids), distributions.states_per_group, dtype=torch.float64, device=distributions.device)
     beta = rows[0]
     for t in range(len(ids) - 1, -1, -1):
-        row = process.emission(ids[t]) * beta
+        row = distributions.emission_of(ids[t]) * beta
         rows[t] = row / row.max() if row.max() > 0 else row
         if t > 0:
-            beta = process.edge(ids[t - 1], ids[t]) @ rows[t]
+            beta = distributions.edge(ids[t - 1], ids[t]) @ rows[t]
     return rows
 
 
-def _left(process: Process, ids: list[int], start: Tensor, alpha: Tensor, places: list[int]) -> Tensor:
+def _left(distributions: HMMDistributions, ids: list[int], start: Tensor, alpha: Tensor, places: list[int]) -> Tensor:
     """(n, S) p(z_t | x_<t), each row up to a factor; `start` stands before the first word."""
-    result = process.start.expand(len(places), -1).clone()
+    result = distributions.start.expand(len(places), -1).clone()
     for i, t in enumerate(places):
         if t == 0:
             result[i] = start
-    moving = [i for i, t in enumerate(places) if t > 0 and not process.restarts(ids[t - 1])]
+    moving = [i for i, t in enumerate(places) if t > 0 and not distributions.restarts(ids[t - 1])]
     if moving:
         before = [places[i] - 1 for i in moving]
-        result[moving] = process.advance_from([process.group(ids[t]) for t in before], alpha[before])
+        result[moving] = distributions.advance_from([distributions.group(ids[t]) for t in before], alpha[before])
     # Under "reset" an impossible sentence before this one makes this place impossible as well.
     for i, t in enumerate(places):
         if t > 0 and not bool((alpha[t - 1] > 0).any()):
@@ -159,15 +161,17 @@ def _left(process: Process, ids: list[int], start: Tensor, alpha: Tensor, places
     return result
 
 
-def _right(process: Process, ids: list[int], arrival: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
+def _right(
+    distributions: HMMDistributions, ids: list[int], arrival: Tensor, places: list[int]
+) -> tuple[Tensor, Tensor]:
     """((n, S) p(x_>t | z_t), (n,) p(x_>t | fresh start)), each place up to a factor of its own."""
     last = len(ids) - 1
-    right = torch.ones(len(places), process.num_states, dtype=torch.float64, device=process.device)
-    fresh = torch.ones(len(places), dtype=torch.float64, device=process.device)
+    right = torch.ones(len(places), distributions.num_states, dtype=torch.float64, device=distributions.device)
+    fresh = torch.ones(len(places), dtype=torch.float64, device=distributions.device)
     inner = [i for i, t in enumerate(places) if t < last]
     if inner:
         after = [places[i] + 1 for i in inner]
-        right[inner] = process.retreat_to([process.group(ids[t]) for t in after], arrival[after])
-        starts = torch.stack([process.start_at(ids[t]) for t in after])
+        right[inner] = distributions.retreat_to([distributions.group(ids[t]) for t in after], arrival[after])
+        starts = torch.stack([distributions.start_at(ids[t]) for t in after])
         fresh[inner] = (starts * arrival[after]).sum(1)
     return right, fresh

@@ -285,7 +285,7 @@ class Server:
 
     def card(self) -> dict[str, Any]:
         """Return what there is to know of the model."""
-        blocks = self.model.tables.blocks if has_hidden_states(self.model) else None
+        blocks = self.model.distributions.blocks if has_hidden_states(self.model) else None
         return {
             "id": self.name,
             "object": "model",

@@ -18,7 +18,6 @@ from vlhmm.analysis.stationary import usage_of
 from vlhmm.clustering.brown import merge_classes
 from vlhmm.data.user_text import generator_of
 from vlhmm.lattice.sampling import Draw
-from vlhmm.process import process_of
 from vlhmm.queries.sample import next_states
 
 _EXAMPLES = 2_000
@@ -55,7 +54,7 @@ class Explorer:
     def block(self, block: int, top: int = 10) -> dict[str, Any]:
         """Return a block's words, states, neighbours, usage and example sentences."""
         view = plain(self.inspector.block(block, top))
-        states = set(self.model.tables.states_of_group[block].tolist())
+        states = set(self.model.distributions.states_of_group[block].tolist())
         return view | {"examples": self._examples(lambda word, z: z in states)}
 
     @cached_property
@@ -65,7 +64,7 @@ class Explorer:
         The tree is that of merging the two blocks whose union costs the least mutual information of neighbours, again
         and again, under the model's own frequencies. One pass over the transitions, and $O(M^3)$ for the tree.
         """
-        inspector, tables = self.inspector, self.model.tables
+        inspector, tables = self.inspector, self.model.distributions
         if not inspector.blocks.partition:
             return {"blocks": [], "matrix": []}
         count = inspector.blocks.num_groups
@@ -105,22 +104,22 @@ class Explorer:
     @cached_property
     def _drawn(self) -> list[tuple[list[int], list[int]]]:
         """Sentences drawn with their states, more than three words each, the shortest first."""
-        process = process_of(self.model)
+        distributions = self.model.distributions
         draw = Draw(generator_of(0))
         words_of: list[list[int]] = [[] for _ in range(_EXAMPLES)]
         states_of: list[list[int]] = [[] for _ in range(_EXAMPLES)]
         going = torch.arange(_EXAMPLES)
-        state = draw.again(process.start, _EXAMPLES)
+        state = draw.again(distributions.start, _EXAMPLES)
         for _ in range(_EXAMPLE_WORDS):
-            words = process.emitted.draw(state, draw.uniform(len(state)).to(state.device))
+            words = distributions.emitted.draw(state, draw.uniform(len(state)).to(state.device))
             for text, word, z in zip(going.tolist(), words.tolist(), state.tolist(), strict=True):
                 words_of[text].append(word)
                 states_of[text].append(z)
-            open_ended = words != process.eos
+            open_ended = words != distributions.eos
             going, state = going[open_ended.cpu()], state[open_ended]
             if not len(going):
                 break
-            state = next_states(process, state, draw)
+            state = next_states(distributions, state, draw)
         drawn = [pair for pair in zip(words_of, states_of, strict=True) if len(pair[0]) > 3]
         return sorted(drawn, key=lambda pair: len(pair[0]))
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from vlhmm.data.user_text import generator_of
+from vlhmm.distributions import HMMDistributions
 from vlhmm.lattice.sampling import Draw
-from vlhmm.process import Process, process_of
 from vlhmm.queries import left_to_right
 from vlhmm.queries.left_to_right import has_hidden_states
 from vlhmm.queries.next_word import after, impossible_context
@@ -124,7 +124,7 @@ class Generation:
             if not has_hidden_states(self.model):
                 self.carries.append(self._read(prompt))
                 continue
-            group, alpha = after(process_of(self.model), prompt)
+            group, alpha = after(self.model.distributions, prompt)
             for row in self.rows[first : first + self.n]:
                 row.group, row.alpha = group, alpha
         if self.wishes.max_tokens == 0:
@@ -171,12 +171,12 @@ def step(model: Any, generations: Sequence[Generation]) -> list[list[Piece]]:
     """
     if not has_hidden_states(model):
         return [_extend_left_to_right(model, generation) for generation in generations]
-    process = process_of(model)
+    distributions = model.distributions
     open_rows = [(generation, number) for generation in generations for number in generation.open_rows]
     parts = []
     for first in range(0, len(open_rows), _ROWS_AT_ONCE):
         rows = [generation.rows[number] for generation, number in open_rows[first : first + _ROWS_AT_ONCE]]
-        parts.append(_advance(process, rows))
+        parts.append(_advance(distributions, rows))
     if not parts:
         return [[] for _ in generations]
     predicted = torch.cat([part[0] for part in parts])
@@ -186,31 +186,31 @@ def step(model: Any, generations: Sequence[Generation]) -> list[list[Piece]]:
         numbers = generation.open_rows
         mine = slice(first, first + len(numbers))
         first += len(numbers)
-        answers.append(_extend(process, generation, numbers, predicted[mine], words[mine]) if numbers else [])
+        answers.append(_extend(distributions, generation, numbers, predicted[mine], words[mine]) if numbers else [])
     return answers
 
 
-def _advance(process: Process, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-    predicted = process.start.expand(len(rows), -1).clone()
+def _advance(distributions: HMMDistributions, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+    predicted = distributions.start.expand(len(rows), -1).clone()
     going = [i for i, row in enumerate(rows) if row.group is not None]
     if going:
         groups = [rows[i].group for i in going]
         alpha = torch.stack([rows[i].alpha for i in going])  # type: ignore[misc]
-        predicted[going] = process.advance_from(groups, alpha)  # type: ignore[arg-type]
-    return predicted, process.emit(predicted)
+        predicted[going] = distributions.advance_from(groups, alpha)  # type: ignore[arg-type]
+    return predicted, distributions.emit(predicted)
 
 
 def _extend(
-    process: Process, generation: Generation, numbers: list[int], predicted: Tensor, words: Tensor
+    distributions: HMMDistributions, generation: Generation, numbers: list[int], predicted: Tensor, words: Tensor
 ) -> list[Piece]:
     chosen = generation.choose(words)
-    states = process.states_of_group[process.group_of_word[chosen]]
-    alpha = predicted.gather(1, states) * process.tables.emission[chosen].double()
-    alpha = alpha / process.tables.emission_total[states]
+    states = distributions.states_of_group[distributions.group_of_word[chosen]]
+    alpha = predicted.gather(1, states) * distributions.emission[chosen].double()
+    alpha = alpha / distributions.emission_total[states]
     alpha = alpha / alpha.sum(1, keepdim=True)
     for i, (number, token) in enumerate(zip(numbers, chosen.tolist(), strict=True)):
         row = generation.rows[number]
-        row.group, row.alpha = process.group(token), alpha[i]
+        row.group, row.alpha = distributions.group(token), alpha[i]
     return _push(generation, numbers, words, chosen)
 
 

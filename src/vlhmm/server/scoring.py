@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vlhmm.process import process_of
 from vlhmm.queries.left_to_right import has_hidden_states
 from vlhmm.queries.sequence import forward
 
@@ -129,16 +128,16 @@ def _left_to_right(
 
 
 def _with_top(model: Any, chains: list[list[int]], num_top: int, given_up: Callable[[], bool]) -> list[list[Token]]:
-    process = process_of(model)
-    num_top = min(num_top, process.vocab_size)
+    distributions = model.distributions
+    num_top = min(num_top, distributions.vocab_size)
     groups: list[int] = []
     alphas, place_of, scored = [], [], [[Token(token, -math.inf, []) for token in chain] for chain in chains]
     fresh: list[tuple[int, int]] = []
     for row, chain in enumerate(chains):
         fresh.append((row, 0))
         if len(chain) > 1:
-            alphas.append(forward(process, chain[:-1]).alpha)
-            groups += [process.group(token) for token in chain[:-1]]
+            alphas.append(forward(distributions, chain[:-1]).alpha)
+            groups += [distributions.group(token) for token in chain[:-1]]
             place_of += [(row, place) for place in range(1, len(chain))]
 
     def note(places: list[tuple[int, int]], words: Tensor) -> None:
@@ -152,8 +151,8 @@ def _with_top(model: Any, chains: list[list[int]], num_top: int, given_up: Calla
             scored[row][place] = Token(chains[row][place], log, list(zip(ids, values, strict=True)))
 
     if fresh:
-        start = process.emit(process.start[None])
-        size = max(1, _ENTRIES_AT_ONCE // process.vocab_size)
+        start = distributions.emit(distributions.start[None])
+        size = max(1, _ENTRIES_AT_ONCE // distributions.vocab_size)
         for first in range(0, len(fresh), size):
             begun = fresh[first : first + size]
             note(begun, start.expand(len(begun), -1))
@@ -161,9 +160,9 @@ def _with_top(model: Any, chains: list[list[int]], num_top: int, given_up: Calla
         alpha = torch.cat(alphas)
         # places of one group together: its rows of A are made once
         order = sorted(range(len(groups)), key=groups.__getitem__)
-        size = max(1, _ENTRIES_AT_ONCE // max(process.num_states, process.vocab_size))
+        size = max(1, _ENTRIES_AT_ONCE // max(distributions.num_states, distributions.vocab_size))
         for first in range(0, len(order), size):
             part = order[first : first + size]
-            predicted = process.advance_from([groups[i] for i in part], alpha[part])
-            note([place_of[i] for i in part], process.emit(predicted))
+            predicted = distributions.advance_from([groups[i] for i in part], alpha[part])
+            note([place_of[i] for i in part], distributions.emit(predicted))
     return scored

@@ -346,8 +346,8 @@ def report_on(
     weights = fit_weights(component_log_probs(models, samples.valid, "reset")).weights
     log_probs = component_log_probs(models, samples.test, "reset", progress=progress)
     report = DistillationReport(
-        num_states=model.tables.num_states,
-        num_blocks=model.tables.num_groups,
+        num_states=model.distributions.num_states,
+        num_blocks=model.distributions.num_groups,
         vocabulary_size=len(model.vocabulary),
         samples_tokens=samples.num_tokens,
         train_tokens=samples.train.num_tokens,

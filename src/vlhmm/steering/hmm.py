@@ -54,28 +54,31 @@ class SteeringHMM:
     @classmethod
     def from_model(cls, model: "HMMLanguageModel", memory: int = DEFAULT_MEMORY) -> "SteeringHMM":
         """Read a trained model; its words are token ids."""
-        tables = model.tables
-        states = tables.states_of_group
+        distributions = model.distributions
+        states = distributions.states_of_group
         order = states.flatten()
-        if len(order) != tables.num_states or len(order.unique()) != len(order):
+        if len(order) != distributions.num_states or len(order.unique()) != len(order):
             raise QueryError(
                 "steering needs a model whose blocks share no states; train with --set model.emission=blocked"
             )
         in_order = bool((order == torch.arange(len(order), device=order.device)).all())
 
         def rows(block: int) -> Tensor:
-            made = tables.normalized_rows(states[block], tables.dtype)
+            made = distributions.normalized_rows(states[block], distributions.dtype)
             return (made if in_order else made[:, order]).cpu()
 
         restarts = [model.vocabulary.eos] if model.rule == "reset" else []
         return cls(
-            tables.start[order].cpu(), tables.emission.cpu(), tables.group_of_word.cpu(), rows, memory, restarts
+            distributions.start[order].to(distributions.dtype).cpu(),
+            distributions.emission.cpu(),
+            distributions.group_of_word.cpu(),
+            rows,
+            memory,
+            restarts,
         )
 
     @classmethod
-    def dense(
-        cls, start: Tensor, transition: Tensor, emission: Tensor, memory: int = DEFAULT_MEMORY
-    ) -> "SteeringHMM":
+    def dense(cls, start: Tensor, transition: Tensor, emission: Tensor, memory: int = DEFAULT_MEMORY) -> "SteeringHMM":
         """An HMM whose every state may emit every token: start (S,), transition (S, S), emission (S, V)."""
         tokens = torch.zeros(emission.shape[1], dtype=torch.long)
         hmm = cls(start, emission.t(), tokens, lambda block: transition, memory)

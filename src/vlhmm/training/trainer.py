@@ -26,7 +26,7 @@ from vlhmm.data.batches import Batch
 from vlhmm.data.corpora import Corpus, digest
 from vlhmm.data.text import Text, encode, read_lines, write_text
 from vlhmm.data.vocabulary import Vocabulary
-from vlhmm.distributions import Tables
+from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import CheckpointError, ConfigError, TrainingError
 from vlhmm.evaluation.perplexity import evaluate, perplexity
 from vlhmm.hmm import HMM, Kept
@@ -311,7 +311,7 @@ class Trainer:
     def language_model(self, weights: dict[str, Tensor]) -> HMMLanguageModel:
         weights = {name: tensor.detach() for name, tensor in weights.items()}
         potentials = torch.func.functional_call(self.hmm, weights, ())
-        tables = Tables(potentials, self.blocks)
+        tables = HMMDistributions(potentials, self.blocks)
         model = HMMLanguageModel(
             self.corpus.vocabulary, tables, self.settings.evaluation_context, self.memory or DEFAULT_MEMORY
         )
