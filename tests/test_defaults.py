@@ -49,6 +49,12 @@ def test_a_long_text_is_read_in_parts():
     assert values(3_000_000, 100_000)["training.epochs"] == 100 and "training.em_tokens" not in values(3_000_000, 1000)
 
 
+def test_a_prepared_text_is_read_in_parts_however_short():
+    config, _ = configure([], 30_000, 5000, in_parts=True)
+    assert config.training.em_tokens == 2_000_000 and config.training.unknown_words == "as-is"
+    assert config.training.epochs == 150
+
+
 @pytest.mark.parametrize("wrong", ["model.num_stats=4", "model.num_states=many", "model=3", "seed"])
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(ConfigError):

@@ -23,7 +23,7 @@ from vlhmm.errors import CheckpointError, ConfigError, DataError
 from vlhmm.evaluation.mixture import is_mixture, read_mixture
 from vlhmm.language_model import DEFAULT_MEMORY, HMMLanguageModel
 from vlhmm.mixture import MixtureLanguageModel
-from vlhmm.training.defaults import configure, stored_settings
+from vlhmm.training.defaults import configure_for, stored_settings
 from vlhmm.training.presets import preset as preset_named
 from vlhmm.training.run_folder import RunFolder
 
@@ -177,7 +177,7 @@ def train(
     if config is None:
         config = stored_settings(out, named_settings)
     if config is None:
-        config = configure(named_settings, corpus.train.num_tokens, len(corpus.vocabulary)).config
+        config = configure_for(named_settings, corpus).config
     folder = Path(tempfile.mkdtemp(prefix="vlhmm-")) if out is None else Path(out)
     try:
         with training_bar(progress) as shown:

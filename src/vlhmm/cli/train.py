@@ -317,13 +317,13 @@ def configured(args: argparse.Namespace, override: Callable, preset: Callable) -
 
 def chosen_for(args: argparse.Namespace, corpus: Any, config: Any, note: Callable[[str], None]) -> Any:
     """The settings of a new run with what the command line leaves open chosen by the text; said and explained."""
-    from vlhmm.training.defaults import configure, stored_settings, warnings_for
+    from vlhmm.training.defaults import configure_for, stored_settings, warnings_for
 
     if args.preset == "default":
         stored = stored_settings(args.out, named_settings(args))
         if stored is not None:  # a run that was begun goes on as it was begun
             return stored
-        configured = configure(named_settings(args), corpus.train.num_tokens, len(corpus.vocabulary))
+        configured = configure_for(named_settings(args), corpus)
         config = configured.config
         for choice in configured.choices:
             note(f"  {choice}")

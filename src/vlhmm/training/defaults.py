@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlhmm.config import assign, dotted_names, from_dict, override, to_dict
+from vlhmm.data.corpora import Corpus
+from vlhmm.data.prepared import PreparedText
 from vlhmm.errors import ConfigError
 from vlhmm.training.config import RunConfig
 from vlhmm.training.presets import preset
@@ -43,8 +45,11 @@ def power_of_two(value: float, least: int, most: int) -> int:
     return min(most, max(least, 2 ** round(math.log2(max(1.0, value)))))
 
 
-def choose(num_tokens: int, vocab_size: int, given: Mapping[str, Any]) -> list[Choice]:
-    """Choose what is not among the `given` settings (dotted names and values) for a text of so many tokens."""
+def choose(num_tokens: int, vocab_size: int, given: Mapping[str, Any], in_parts: bool = False) -> list[Choice]:
+    """Choose what is not among the `given` settings (dotted names and values) for a text of so many tokens.
+
+    A prepared text is only ever read `in_parts`.
+    """
     chosen: list[Choice] = []
 
     def value(name: str, otherwise: Any, reason: str) -> Any:
@@ -79,9 +84,9 @@ def choose(num_tokens: int, vocab_size: int, given: Mapping[str, Any]) -> list[C
         value("model.embedding", "independent", "each state has its own embedding")
         dropped = embedding_dropout(num_tokens / states)
         value("training.embedding_dropout", dropped, f"{num_tokens / states:.0f} tokens per state")
-    if not given.get("training.guide_weight"):
+    if not given.get("training.guide_weight") and not in_parts:
         value("training.unknown_words", "held-out", "rare words stand in for unseen ones, where the text has no <unk>")
-    choose_iterations(num_tokens, given, value)
+    choose_iterations(num_tokens, given, value, in_parts)
     return chosen
 
 
@@ -96,14 +101,14 @@ def embedding_dropout(tokens_per_state: float) -> float:
     return round(20 * min(0.35, max(0.0, 0.35 - 0.1 * math.log2(max(1.0, tokens_per_state) / 28)))) / 20
 
 
-def choose_iterations(num_tokens: int, given: Mapping[str, Any], value: Any) -> None:
+def choose_iterations(num_tokens: int, given: Mapping[str, Any], value: Any, in_parts: bool) -> None:
     """Choose epochs, and E-steps on parts of a long text."""
     if given.get("training.method", "em") != "em":
         return
     iterations = ITERATIONS if num_tokens < LONG_TEXT else 100
     e_steps = 1
-    if num_tokens >= 2 * E_STEP_TOKENS and not given.get("training.guide_weight"):
-        e_tokens = value("training.em_tokens", E_STEP_TOKENS, "tokens per E-step: the text is long")
+    if in_parts or (num_tokens >= 2 * E_STEP_TOKENS and not given.get("training.guide_weight")):
+        e_tokens = value("training.em_tokens", E_STEP_TOKENS, "tokens per E-step: the text is read in parts")
         e_steps = 1 if e_tokens is None else max(1, math.ceil(num_tokens / e_tokens))
         if e_steps > 1:
             value("training.checks_per_epoch", e_steps / 10, "a validation every 10 E-steps")
@@ -129,7 +134,7 @@ class Configured(NamedTuple):
     choices: list[Choice]
 
 
-def configure(named: Sequence[str], num_tokens: int, vocab_size: int) -> Configured:
+def configure(named: Sequence[str], num_tokens: int, vocab_size: int, in_parts: bool = False) -> Configured:
     """The default preset with the `named` settings (a.b=c), and the rest chosen for a text of so many tokens."""
     base = to_dict(preset("default"))
     given: dict[str, Any] = {}
@@ -140,7 +145,7 @@ def configure(named: Sequence[str], num_tokens: int, vocab_size: int) -> Configu
         assign_checked(alone, assignment, known)
         group, _, field = name.rpartition(".")
         given[name] = (alone[group] if group else alone)[field]
-    choices = choose(num_tokens, vocab_size, given)
+    choices = choose(num_tokens, vocab_size, given, in_parts)
     for name, value in [*((c.name, c.value) for c in choices), *given.items()]:
         group, _, field = name.rpartition(".")
         (base[group] if group else base)[field] = value
@@ -160,3 +165,9 @@ def stored_settings(out: str | Path | None, named: Sequence[str]) -> RunConfig |
     if out is None or not Path(out).is_dir() or not RunFolder(out).exists():
         return None
     return override(RunFolder(out).config()[0], list(named))
+
+
+def configure_for(named: Sequence[str], corpus: Corpus) -> Configured:
+    """The default preset with the `named` settings, and the rest chosen for a corpus."""
+    in_parts = isinstance(corpus.train, PreparedText)
+    return configure(named, corpus.train.num_tokens, len(corpus.vocabulary), in_parts)
