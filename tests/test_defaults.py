@@ -86,4 +86,4 @@ def test_train_says_what_it_chose_and_goes_on_as_it_began(tmp_path, capsys):
     assert stored["model"]["num_states"] == 256 and stored["model"]["embedding"] == "independent"
     assert main(command) == 0  # no --states: the run that is there
     model = vlhmm.train(lines * 3, valid=lines[::5], epochs=2, progress=False)
-    assert model.tables.num_states == 64
+    assert model.distributions.num_states == 64

@@ -330,8 +330,9 @@ def run(tmp_path):
     hmm, blocks = small_hmm("uneven-block-factored", dtype=torch.float32)
     folder = RunFolder(tmp_path / "run")
     config = RunConfig(model=hmm.config, training=TrainingConfig(context="reset"))
-    folder.create(config, VOCABULARY, {"name": "made up"})
+    folder.path.mkdir()
     blocks.write(folder.blocks_path, VOCABULARY.words)
+    folder.create(config, VOCABULARY, {"name": "made up"})
     folder.save_model(dict(hmm.named_parameters()))
     return folder.path
 

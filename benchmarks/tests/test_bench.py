@@ -180,7 +180,7 @@ def test_a_wrong_emission_is_refused_before_scoring_is_timed(folder):
     model = random_model(settings(folder))
     text = few_sentences(material.read_corpus(folder).train, 60)
     assert check_scores(model, text) < 1e-5
-    model.tables.emission[int(text.tokens[1])] *= 1.01
+    model.distributions.emission[int(text.tokens[1])] *= 1.01
     with pytest.raises(ExactnessError, match="log-probability of a token"):
         check_scores(model, text)
 
