@@ -325,3 +325,16 @@ def test_emissions_begin_as_far_apart_as_asked(parameterization, emissions, othe
     assert_close(far.get_parameter(others), near.get_parameter(others))
     with pytest.raises(ConfigError, match="first_spread=0"):
         ModelConfig(first_spread=0.0)
+
+
+@pytest.mark.parametrize("rule", ["reset", "carry"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_three_implementations_and_the_filter_give_one_score(kind, rule):
+    hmm, blocks = small_hmm(kind, dtype=torch.float64)
+    with torch.no_grad():
+        model = HMMLanguageModel(VOCABULARY, HMMDistributions(hmm.potentials(), blocks), rule)
+    words = [word for word in VOCABULARY.words if not word.startswith("<")]
+    for text in ([], words[:1], words, [*words[:2], "<eos>", *words[::-1]]):  # an <eos> inside restarts the chain
+        expected = model.score(text)
+        for implementation in ("numba", "torch", "log-space"):
+            assert model.score(text, implementation=implementation) == pytest.approx(expected, rel=1e-9)

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.components import emissions
+from vlhmm.components.chain_inputs import Pairs
 from vlhmm.components.transitions import Softmax
-from vlhmm.errors import QueryError
+from vlhmm.errors import ConfigError, QueryError
 from vlhmm.hmm import ModelPotentials, Transition
 
 RULES = ("reset", "carry")
@@ -365,4 +366,64 @@ class EmittedWords:
         return self.word[torch.searchsorted(sums, target, right=True) - 1]
 
 
-Tables = HMMDistributions
+class TileCache:
+    """Transition tiles of the block pairs met so far, made once each, within a budget of bytes."""
+
+    def __init__(self, distributions: HMMDistributions, memory: int) -> None:
+        self.distributions = distributions
+        size = distributions.states_per_group
+        tile_bytes = size * size * distributions.emission.element_size()
+        self.capacity = int(min(memory // tile_bytes, distributions.num_groups**2))
+        if self.capacity < 1:
+            raise ConfigError(
+                f"memory budget of {memory / 1e6:.0f} MB cannot hold one transition tile of {tile_bytes / 1e6:.1f} MB; raise --memory"
+            )
+        self.slots = 0
+        # with very many groups (a group a word) a table of all pairs is too large: nothing is kept between calls
+        self.keeps = distributions.num_groups**2 <= 1 << 24
+        self.slot_of_code = torch.full((distributions.num_groups**2 if self.keeps else 0,), -1, dtype=torch.long)
+
+    def take_room_of(self, other: "TileCache") -> None:
+        """Uses the memory of a cache that is no longer needed: fresh pages are slow."""
+        if (
+            other.capacity == self.capacity
+            and other.distributions.dtype == self.distributions.dtype
+            and "tiles" in vars(other)
+        ):
+            self.tiles = other.tiles
+
+    @cached_property
+    def tiles(self) -> Float[Tensor, "pair slot slot"]:
+        """Room for `capacity` tiles; the system hands out a page of it when it is first written."""
+        size = self.distributions.states_per_group
+        return torch.empty(self.capacity, size, size, dtype=self.distributions.dtype, device=self.distributions.device)
+
+    def edges(self, codes: Int[Tensor, "batch time"], live: Tensor) -> Int[Tensor, "batch time"] | None:
+        """Where in `tiles` the tile of each live edge lies (-1: fresh start); None if they do not fit."""
+        codes = torch.where(live, codes, -1).cpu()
+        used = codes[codes >= 0].unique()
+        if not self.keeps:
+            return self._edges_uncached(codes, used)
+        missing = used[self.slot_of_code[used] < 0]
+        if self.slots + len(missing) > self.capacity:
+            if len(used) > self.capacity:
+                return None
+            self.slot_of_code.fill_(-1)
+            self.slots, missing = 0, used
+        if len(missing):
+            self._fill(missing, self.slots)
+            self.slot_of_code[missing] = torch.arange(self.slots, self.slots + len(missing))
+            self.slots += len(missing)
+        return torch.where(codes >= 0, self.slot_of_code[codes.clamp(min=0)], -1).to(self.distributions.device)
+
+    def _edges_uncached(self, codes: Tensor, used: Tensor) -> Tensor | None:
+        if len(used) > self.capacity:
+            return None
+        self._fill(used, 0)
+        found = torch.searchsorted(used, codes.clamp(min=0)) if len(used) else torch.zeros_like(codes)
+        return torch.where(codes >= 0, found, -1).to(self.distributions.device)
+
+    def _fill(self, codes: Tensor, first: int) -> None:
+        codes = codes.to(self.distributions.device)
+        pairs = Pairs(codes // self.distributions.num_groups, codes % self.distributions.num_groups)
+        self.distributions.tiles(*pairs, out=self.tiles[first : first + len(codes)])

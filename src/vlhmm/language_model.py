@@ -9,24 +9,26 @@ import shutil
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vlhmm import inference
-from vlhmm.components.chain_inputs import Carry, Pairs, last_carry, pair_codes
+from vlhmm.components.chain_inputs import Carry, last_carry, pair_codes
+from vlhmm.config import unknown
 from vlhmm.constraints.constraint import Constraint
 from vlhmm.data.manifest import MANIFEST, MODEL_FILES, accept_files, check_manifest
 from vlhmm.data.tokenizer import TokenVocabulary, encode_file
 from vlhmm.data.user_text import DEFAULT_MEMORY as QUERY_MEMORY
+from vlhmm.data.user_text import encode_sentence
 from vlhmm.data.vocabulary import Vocabulary
-from vlhmm.distributions import HMMDistributions
+from vlhmm.distributions import HMMDistributions, TileCache
 from vlhmm.errors import CheckpointError, ConfigError
 from vlhmm.evaluation.perplexity import Report, Rule, evaluate
-from vlhmm.inference import Chain, Potentials
+from vlhmm.inference import Chain, Potentials, log_space, torch_backend
 from vlhmm.queries.decode import Decoding, Posteriors, decode, posteriors
 from vlhmm.queries.infill import BestFill, Fill, GapDistribution, Infilling, Scope, prepare
 from vlhmm.queries.information import Divergence, Estimate, entropy_rate, kl_on_text, phrase_probability
@@ -41,70 +43,8 @@ if TYPE_CHECKING:
 
 DEFAULT_MEMORY = 6 << 30  # bytes of transition tiles kept while scoring
 Words = str | Sequence[str]  # a text, split at blanks, or its words
+Implementation = Literal["numba", "torch", "log-space"]
 Seed = int | np.random.Generator | torch.Generator
-
-
-class TileCache:
-    """Transition tiles of the block pairs met so far, made once each, within a budget of bytes."""
-
-    def __init__(self, distributions: HMMDistributions, memory: int = DEFAULT_MEMORY) -> None:
-        self.distributions = distributions
-        size = distributions.states_per_group
-        tile_bytes = size * size * distributions.emission.element_size()
-        self.capacity = int(min(memory // tile_bytes, distributions.num_groups**2))
-        if self.capacity < 1:
-            raise ConfigError(
-                f"memory budget of {memory / 1e6:.0f} MB cannot hold one transition tile of {tile_bytes / 1e6:.1f} MB; raise --memory"
-            )
-        self.slots = 0
-        # with very many groups (a group a word) a table of all pairs is too large: nothing is kept between calls
-        self.keeps = distributions.num_groups**2 <= 1 << 24
-        self.slot_of_code = torch.full((distributions.num_groups**2 if self.keeps else 0,), -1, dtype=torch.long)
-
-    def take_room_of(self, other: "TileCache") -> None:
-        """Uses the memory of a cache that is no longer needed: fresh pages are slow."""
-        if (
-            other.capacity == self.capacity
-            and other.distributions.dtype == self.distributions.dtype
-            and "tiles" in vars(other)
-        ):
-            self.tiles = other.tiles
-
-    @cached_property
-    def tiles(self) -> Float[Tensor, "pair slot slot"]:
-        """Room for `capacity` tiles; the system hands out a page of it when it is first written."""
-        size = self.distributions.states_per_group
-        return torch.empty(self.capacity, size, size, dtype=self.distributions.dtype, device=self.distributions.device)
-
-    def edges(self, codes: Int[Tensor, "batch time"], live: Tensor) -> Int[Tensor, "batch time"] | None:
-        """Where in `tiles` the tile of each live edge lies (-1: fresh start); None if they do not fit."""
-        codes = torch.where(live, codes, -1).cpu()
-        used = codes[codes >= 0].unique()
-        if not self.keeps:
-            return self._edges_uncached(codes, used)
-        missing = used[self.slot_of_code[used] < 0]
-        if self.slots + len(missing) > self.capacity:
-            if len(used) > self.capacity:
-                return None
-            self.slot_of_code.fill_(-1)
-            self.slots, missing = 0, used
-        if len(missing):
-            self._fill(missing, self.slots)
-            self.slot_of_code[missing] = torch.arange(self.slots, self.slots + len(missing))
-            self.slots += len(missing)
-        return torch.where(codes >= 0, self.slot_of_code[codes.clamp(min=0)], -1).to(self.distributions.device)
-
-    def _edges_uncached(self, codes: Tensor, used: Tensor) -> Tensor | None:
-        if len(used) > self.capacity:
-            return None
-        self._fill(used, 0)
-        found = torch.searchsorted(used, codes.clamp(min=0)) if len(used) else torch.zeros_like(codes)
-        return torch.where(codes >= 0, found, -1).to(self.distributions.device)
-
-    def _fill(self, codes: Tensor, first: int) -> None:
-        codes = codes.to(self.distributions.device)
-        pairs = Pairs(codes // self.distributions.num_groups, codes % self.distributions.num_groups)
-        self.distributions.tiles(*pairs, out=self.tiles[first : first + len(codes)])
 
 
 class HMMLanguageModel:
@@ -247,10 +187,22 @@ class HMMLanguageModel:
         """What inference reads; its tiles are filled in as texts need them."""
         return Potentials(self.distributions.start_of_group, self.distributions.emission, self.cache.tiles)
 
-    def chain(self, tokens: Tensor, lengths: Tensor, carry: Carry) -> Chain | None:
-        """The tokens as rows of distributions; None if their transition tiles exceed the memory budget."""
+    def chain(
+        self, tokens: Tensor, lengths: Tensor, carry: Carry, restart: Bool[Tensor, "batch time"] | None = None
+    ) -> Chain | None:
+        """The tokens as rows of tables; None if their transition tiles exceed the memory budget.
+
+        Args:
+            tokens: Word ids.
+            lengths: How many of each row are text.
+            carry: The filter state before each row.
+            restart: Where the chain starts again from p(z_1) within a row; nowhere, unless told.
+
+        Returns:
+            What inference reads.
+        """
         groups = self.distributions.group_of_word
-        restart = torch.zeros_like(tokens, dtype=torch.bool)
+        restart = torch.zeros_like(tokens, dtype=torch.bool) if restart is None else restart
         codes = pair_codes(groups, self.distributions.num_groups, tokens, restart, carry.group)
         live = torch.arange(tokens.shape[1], device=tokens.device)[None] < lengths[:, None]
         edge_of = self.cache.edges(codes, live)
@@ -258,12 +210,15 @@ class HMMLanguageModel:
 
     # ---- scores
 
-    def score(self, text: Words, eos: bool = True) -> float:
+    def score(self, text: Words, eos: bool = True, implementation: Implementation | None = None) -> float:
         """Return log p(text) in nats, summed over every state path. O(T K^2).
 
         Args:
             text: Words separated by blanks, or a sequence of words. Words beyond the vocabulary are read as `<unk>`.
             eos: Whether the text ends there: the `<eos>` after it is part of the probability.
+            implementation: Which recursion computes it, for comparing them: "numba" and "torch" are the two that
+                score texts in the model's type, "log-space" is their reference implementation in float64. Unless
+                one is named, it is the filter in float64 that all queries share.
 
         Returns:
             The log-probability; -inf for a text the model cannot emit.
@@ -271,8 +226,35 @@ class HMMLanguageModel:
         Example:
             >>> round(model.score("the dog runs ."), 2) < 0
             True
+            >>> abs(model.score("the dog runs .", implementation="log-space") - model.score("the dog runs .")) < 1e-5
+            True
         """
-        return score(self, text, eos)
+        if implementation is None:
+            return score(self, text, eos)
+        return self._score_by(implementation, encode_sentence(self.vocabulary, text, eos)[1])
+
+    def _score_by(self, implementation: Implementation, ids: Sequence[int]) -> float:
+        if not ids:
+            return 0.0
+        device, carry = self.distributions.device, self.start(1)
+        tokens, lengths = torch.tensor([ids], device=device), torch.tensor([len(ids)], device=device)
+        restart = torch.tensor([[False, *map(self.distributions.restarts, ids[:-1])]], device=device)
+        chain = self.chain(tokens, lengths, carry, restart)
+        if chain is None:
+            raise ConfigError(
+                f"the memory budget holds {self.cache.capacity} transition tiles, fewer than this text needs"
+            )
+        if implementation == "log-space":
+            start, emission, tiles = (table.double().log() for table in self.potentials)
+            log_alpha = log_space.forward(*log_space.expand(start, emission, tiles, chain))
+            return float(log_space.log_likelihood(log_alpha, lengths))
+        if implementation == "numba":
+            from vlhmm.inference import numba_backend
+
+            return float(numba_backend.forward(self.potentials, chain, carry.alpha).log_scale.sum())
+        if implementation == "torch":
+            return float(torch_backend.forward(self.potentials, chain, carry.alpha).log_scale.sum())
+        raise unknown("implementation", implementation, list(get_args(Implementation)))
 
     def token_scores(self, text: Words, eos: bool = True) -> list[TokenScore]:
         """Return log p(x_t | x_<t) of every token. O(T K^2).
@@ -533,9 +515,7 @@ class HMMLanguageModel:
         """
         return word_posteriors(self, text, eos, allow_eos, memory)
 
-    def surprisal(
-        self, text: Words, top_k: int = 5, eos: bool = True, before: State | None = None
-    ) -> list[Surprise]:
+    def surprisal(self, text: Words, top_k: int = 5, eos: bool = True, before: State | None = None) -> list[Surprise]:
         """Return the words of a text with -log p(word | all other words), least expected first.
 
         Args:
