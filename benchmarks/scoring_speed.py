@@ -13,7 +13,7 @@ from benchmarks.training_speed import run_config
 from vlhmm.distributions import HMMDistributions
 from vlhmm.evaluation.perplexity import evaluate
 from vlhmm.language_model import DEFAULT_MEMORY, HMMLanguageModel
-from vlhmm.training.trainer import build_hmm
+from vlhmm.training.model import build_hmm
 
 
 def random_model(settings: dict[str, Any]) -> HMMLanguageModel:

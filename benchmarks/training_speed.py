@@ -69,20 +69,20 @@ class HMMTraining:
         """The check's differences; afterwards kernels are compiled and memory has been touched."""
         check = self.check(few_sentences(self.corpus.train, self.settings.get("check_tokens", 24)))
         for _ in range(self.warm_up_steps):
-            self.trainer.run_step()
-        return {"check": check, "parameters": sum(p.numel() for p in self.trainer.hmm.parameters())}
+            self.trainer.train_step(self.trainer.batches())
+        return {"check": check, "parameters": self.trainer.num_parameters}
 
     def check(self, text: Any) -> dict[str, float]:
         with torch.no_grad():
-            potentials = self.trainer.hmm.potentials(self.trainer.kept())
+            potentials = self.trainer.hmm.potentials(self.trainer.mask())
         batches = sentence_batches(text, 1 << 14)
         return check_step(potentials, batches, self.trainer.group_of_word, self.blocks.num_groups)
 
     def step(self) -> dict[str, Any]:
         """{seconds, tokens} of one step."""
-        before, began = self.trainer.tokens, time.perf_counter()
-        self.trainer.run_step()
-        return {"seconds": time.perf_counter() - began, "tokens": self.trainer.tokens - before}
+        began = time.perf_counter()
+        tokens = self.trainer.train_step(self.trainer.batches())
+        return {"seconds": time.perf_counter() - began, "tokens": tokens}
 
 
 class SoftmaxTraining(HMMTraining):
@@ -93,7 +93,7 @@ class SoftmaxTraining(HMMTraining):
     def step(self) -> dict[str, Any]:
         """{seconds, tokens, flops, transition_flops} of one step."""
         occurring = source_blocks(self.trainer.batches(), self.trainer.group_of_word)
-        kept = self.trainer.kept().slots
+        kept = self.trainer.mask().slots
         slots = self.blocks.states_per_group if kept is None else kept.shape[1]
         parts = softmax_flops(
             self.blocks.num_groups * slots,
@@ -139,15 +139,15 @@ class EMTraining(HMMTraining):
         self.expectation()
         return {
             "check": check,
-            "parameters": sum(p.numel() for p in self.trainer.hmm.parameters()),
+            "parameters": self.trainer.num_parameters,
             "m_steps": self.trainer.settings.m_steps,
         }
 
     def expectation(self) -> dict[str, Any]:
         """{potentials_seconds, estep_seconds, tokens, pairs}: networks, then tiles and expected counts."""
         trainer = self.trainer
-        prepared = trainer.prepared(trainer.batches(), None)
-        kept, began = trainer.kept(), time.perf_counter()
+        prepared = trainer.prepared.get(trainer.batches())
+        kept, began = trainer.mask(), time.perf_counter()
         with torch.no_grad():
             potentials = trainer.hmm.potentials(kept)
         made = time.perf_counter()

@@ -21,7 +21,7 @@ from vlhmm.data.corpora import Corpus
 from vlhmm.errors import ConfigError, VlhmmError
 
 if TYPE_CHECKING:
-    from vlhmm.training.guide import Teacher
+    from vlhmm.training.distillation import Teacher
 
 
 class Task(NamedTuple):
@@ -403,7 +403,7 @@ def batch_milliseconds(folder: Path, corpus: Corpus, memory: int | None, repeats
     from vlhmm.data.batches import stream_batches
     from vlhmm.distributions import HMMDistributions
     from vlhmm.language_model import DEFAULT_MEMORY, HMMLanguageModel
-    from vlhmm.training.trainer import load_hmm
+    from vlhmm.training.model import load_hmm
 
     hmm, run_folder, _ = load_hmm(folder)
     blocks = run_folder.blocks(corpus.vocabulary)

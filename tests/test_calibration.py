@@ -17,7 +17,7 @@ from vlhmm.data.text import encode, lines, shards
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import CheckpointError, ConfigError
 from vlhmm.evaluation.perplexity import evaluate
-from vlhmm.training import trainer as trainer_module
+from vlhmm.training import calibration as calibration_module
 from vlhmm.training.calibration import MOST, Factors, last_layers, scaled, search
 from vlhmm.training.trainer import train
 
@@ -106,7 +106,7 @@ def test_a_calibrated_run_is_better_on_valid_and_loads_so(toy, tmp_path, monkeyp
     assert calibrated.best_valid < plain.best_valid  # 400 sentences: too sure of itself, whatever the model
     loaded = evaluate(vlhmm.load(tmp_path / "run"), toy.valid, "reset").perplexity
     assert loaded == pytest.approx(calibrated.best_valid, rel=1e-5)
-    monkeypatch.setattr(trainer_module, "search", lambda *_: pytest.fail("calibrated twice"))
+    monkeypatch.setattr(calibration_module, "search", lambda *_: pytest.fail("calibrated twice"))
     again = train(toy, tiny(*changes, "training.calibrate=true"), tmp_path / "run")
     assert again.best_valid == calibrated.best_valid  # not calibrated twice
     remove_listed(tmp_path / "run", "calibration.json")

@@ -21,19 +21,19 @@ from vlhmm.data.text import encode
 from vlhmm.errors import ConfigError
 from vlhmm.hmm import Kept
 from vlhmm.training import dry_run as dry_run_module
-from vlhmm.training import guide as guide_module
 from vlhmm.training.config import TrainingConfig
-from vlhmm.training.e_step import expectation, prepare
-from vlhmm.training.guide import (
+from vlhmm.training.distillation import evidence as evidence_module
+from vlhmm.training.distillation.evidence import (
     LEAST,
-    Guided,
+    DistillationTargets,
     k_means,
     make_evidence,
     squared_distances,
     vectors_of,
 )
+from vlhmm.training.distillation.hook import guide_weight_at
+from vlhmm.training.e_step import expectation, prepare
 from vlhmm.training.presets import preset
-from vlhmm.training.schedules import guide_weight_at
 from vlhmm.training.trainer import train
 
 LINES = [["a", "b"], ["c"], ["d", "a", "e"]]
@@ -122,7 +122,7 @@ def test_guided_counts_are_those_of_enumeration(kind, dropout):
     with torch.no_grad():
         potentials = hmm.potentials(kept)
     for weight in (0.0, 0.7, 3.0):
-        expected = expectation(potentials, prepared, guided=Guided(evidence, kept, weight))
+        expected = expectation(potentials, prepared, evidence=DistillationTargets(evidence, kept, weight))
         begun, emitted, moved, logs = enumerated(potentials, kept, evidence, prepared, weight)
         same = {"rtol": 1e-9, "atol": 1e-12}
         torch.testing.assert_close(expected.counts.start, begun, **same)
@@ -142,7 +142,7 @@ def test_evidence_is_its_formula(monkeypatch):
     hmm, blocks = small_hmm("uneven-block-factored")
     batches, prepared = prepared_lines(blocks)
     centres = torch.tensor([[5.0, 0.0, 0.0], [0.0, 5.0, 0.0], [0.0, 0.0, 5.0], [5.0, 5.0, 5.0]])
-    monkeypatch.setattr(guide_module, "k_means", lambda _vectors, number, _generator: centres[:number])
+    monkeypatch.setattr(evidence_module, "k_means", lambda _vectors, number, _generator: centres[:number])
     evidence = torch.cat(evidence_of(hmm, blocks, batches)[0])
     vectors = torch.cat([teacher.vectors_after(batch.tokens).flatten(0, 1) for batch in batches])
     group, live = (

@@ -32,10 +32,11 @@ from vlhmm.training import trainer as trainer_module
 from vlhmm.training.config import TrainingConfig
 from vlhmm.training.e_step import expectation, expected_log_likelihood, prepare
 from vlhmm.training.make_blocks import make_blocks
+from vlhmm.training.model import load_hmm
 from vlhmm.training.plan import make_plan
 from vlhmm.training.presets import PRESETS, preset
 from vlhmm.training.schedules import Plateau, rate_at
-from vlhmm.training.trainer import Trainer, load_hmm, train
+from vlhmm.training.trainer import Trainer, train
 
 
 def toy_lines(count: int, seed: int) -> list[list[str]]:
@@ -323,13 +324,13 @@ def test_em_m_steps_raise_the_likelihood(toy, parts):
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = trainer_module.RunFolder(scratch)
-        blocks = trainer_module.make_blocks(config.model, toy.train.tokens, toy.vocabulary, 0)
+        blocks = make_blocks(config.model, toy.train.tokens, toy.vocabulary, 0)
         run = Trainer(toy, config, folder, blocks, "cpu", None)
         seen = []
         for _ in range(5):
-            run.log_likelihood = 0.0
-            run.run_step()
-            seen.append(run.log_likelihood)
+            run.at.log_likelihood = 0.0
+            run.train_step(run.batches())
+            seen.append(run.at.log_likelihood)
     assert seen == sorted(seen) and seen[-1] > seen[0]
 
 
@@ -341,13 +342,13 @@ def test_training_with_and_without_kernels_is_the_same(toy, tmp_path, monkeypatc
     config, seen = tiny(*changes, "training.rate=0.003", "training.warmup_steps=0"), []
     for kernels in ("1", "0"):
         monkeypatch.setenv("VLHMM_KERNELS", kernels)
-        blocks = trainer_module.make_blocks(config.model, toy.train.tokens, toy.vocabulary, 0)
+        blocks = make_blocks(config.model, toy.train.tokens, toy.vocabulary, 0)
         run = Trainer(toy, config, trainer_module.RunFolder(tmp_path), blocks, "cpu", None)
         likelihoods = []
         for _ in range(3):
-            run.log_likelihood = 0.0
-            run.run_step()
-            likelihoods.append(run.log_likelihood)
+            run.at.log_likelihood = 0.0
+            run.train_step(run.batches())
+            likelihoods.append(run.at.log_likelihood)
         seen.append(likelihoods)
     assert seen[0] == pytest.approx(seen[1], rel=1e-4) and len(set(seen[0])) == 3
 
@@ -566,12 +567,12 @@ def test_nothing_in_a_run_folder_is_pickled(toy, tmp_path):
 def test_two_threads_add_up_in_one_order(toy, tmp_path, changes):
     """Sizes at which torch splits sums among threads: the same steps end in the same bits, every time."""
     config = tiny("model.num_states=2048", "model.num_blocks=8", "model.hidden_size=64", *changes)
-    blocks = trainer_module.make_blocks(config.model, toy.train.tokens, toy.vocabulary, 0)
+    blocks = make_blocks(config.model, toy.train.tokens, toy.vocabulary, 0)
     seen = []
     for _ in range(4):
         run = Trainer(toy, config, trainer_module.RunFolder(tmp_path), blocks, "cpu", None)
         for _ in range(2):
-            run.run_step()
+            run.train_step(run.batches())
         seen.append({name: p.detach().clone() for name, p in run.hmm.named_parameters()})
     for other in seen[1:]:
         assert_same_bits(seen[0], other)
@@ -603,11 +604,13 @@ def test_a_run_of_an_earlier_version_loads_and_goes_on(toy, tmp_path):
     """Settings that were removed since are dropped; one that had an effect does not let training go on."""
     config = tiny("training.epochs=2", "training.calibrate=false")
     whole = train(toy, config, tmp_path)
+    (tmp_path / "manifest.json").unlink()  # earlier versions had none
     path = tmp_path / "config.json"
     content = json.loads(path.read_text())
     content["training"] |= {"accumulate": 1, "state_decay": None, "guide_draws": 0, "guide_share": 0.5}
     path.write_text(json.dumps(content))
     assert train(toy, config, tmp_path).best_valid == whole.best_valid
+    (tmp_path / "manifest.json").unlink()
     content["training"]["guide_draws"] = 6
     path.write_text(json.dumps(content))
     load_hmm(tmp_path)

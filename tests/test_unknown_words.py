@@ -10,9 +10,10 @@ from vlhmm.data.corpora import load_texts
 from vlhmm.data.text import encode, learn
 from vlhmm.errors import ConfigError
 from vlhmm.training.config import TrainingConfig
+from vlhmm.training.model import load_hmm
 from vlhmm.training.plan import make_plan
 from vlhmm.training.presets import preset
-from vlhmm.training.trainer import load_hmm, train
+from vlhmm.training.trainer import train
 from vlhmm.training.unknown_words import UnknownWords, unknown_rates
 
 HELD_OUT = TrainingConfig(method="em", batch="sentences", unknown_words="held-out")

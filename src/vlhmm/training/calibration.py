@@ -6,14 +6,21 @@ those of the state within it. The last layer before each softmax takes its facto
 one of the same family, exactly normalized.
 """
 
+from __future__ import annotations
+
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from vlhmm.components.config import ModelConfig
 from vlhmm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vlhmm.training.run_folder import RunFolder
 
 STEPS = (0.1, 0.05, 0.025)  # of the search, one after another
 LEAST, MOST = 0.25, 4.0  # a model that wants less or more than that is not fitted, and no factor mends it
@@ -83,3 +90,28 @@ def search(
                         best, least, improved = tried, value, True
                         break
     return best, least
+
+
+def calibrate(
+    folder: RunFolder,
+    config: ModelConfig,
+    perplexity: Callable[[dict[str, Tensor]], float],
+    device: torch.device,
+    should_stop: Callable[[], Any],
+) -> dict[str, Any] | None:
+    """Find the factors that suit the best model of a run and write them beside it. Returns the journal's line.
+
+    None if it was stopped before the end: nothing is written then, and the next call starts over.
+    """
+    began = time.monotonic()
+    weights = {name: tensor.to(device) for name, tensor in folder.load_model().items()}
+    kinds = tuple(last_layers(config))
+    found = search(lambda tried: perplexity(scaled(weights, config, tried)), kinds, should_stop)
+    if found is None:
+        return None
+    factors, valid = found
+    folder.save_calibration(factors)
+    by_kind = {kind: getattr(factors, kind) for kind in kinds}
+    event = {"event": "calibrated", "valid": valid, **by_kind, "seconds": round(time.monotonic() - began, 2)}
+    folder.journal(event)
+    return event

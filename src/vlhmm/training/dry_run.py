@@ -9,10 +9,10 @@ from vlhmm.clustering.blocks import Blocks
 from vlhmm.data.corpora import Corpus
 from vlhmm.malloc import kept_memory
 from vlhmm.training.config import RunConfig
-from vlhmm.training.guide import Teacher
+from vlhmm.training.distillation import Teacher, distillation_for
 from vlhmm.training.make_blocks import make_blocks
 from vlhmm.training.run_folder import RunFolder
-from vlhmm.training.trainer import Trainer, refuse_guide
+from vlhmm.training.trainer import Trainer
 from vlhmm.training.unknown_words import UnknownWords
 
 
@@ -27,26 +27,26 @@ def dry_run(
     seconds: float = 10.0,
 ) -> dict[str, Any]:
     """Parameters, peak memory and seconds an epoch, from two steps or `seconds` of training."""
-    refuse_guide(corpus, config, teacher)
+    hook = distillation_for(corpus, config, teacher)
     if config.training.guide_text:
         corpus = corpus._replace(extra=corpus.train)  # what a teacher writes costs as much to read
     if blocks is None:
         tokens = UnknownWords(corpus.train, corpus.vocabulary, config.training).for_clustering()
         blocks = make_blocks(config.model, tokens, corpus.vocabulary, config.training.seed)
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = Trainer(corpus, config, RunFolder(scratch), blocks, device, memory, teacher)
-        trainer.run_step()  # compiles kernels and touches memory: not counted
-        began, first = time.perf_counter(), trainer.step
-        while trainer.step == first or time.perf_counter() - began < seconds / 2:
-            trainer.run_step()
-        per_step = (time.perf_counter() - began) / (trainer.step - first)
+        trainer = Trainer(corpus, config, RunFolder(scratch), blocks, device, memory, hook)
+        trainer.train_step(trainer.batches())  # compiles kernels and touches memory: not counted
+        began, first = time.perf_counter(), trainer.at.step
+        while trainer.at.step == first or time.perf_counter() - began < seconds / 2:
+            trainer.train_step(trainer.batches())
+        per_step = (time.perf_counter() - began) / (trainer.at.step - first)
         began = time.perf_counter()
-        trainer.check()
+        trainer.validate()
         per_check = time.perf_counter() - began
     checks = trainer.total_steps / trainer.check_every
     total = per_step * trainer.total_steps + per_check * checks
     return {
-        "parameters": sum(p.numel() for p in trainer.hmm.parameters()),
+        "parameters": trainer.num_parameters,
         "num_states": blocks.num_real_states,
         "num_blocks": blocks.num_groups,
         "memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,

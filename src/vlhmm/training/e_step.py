@@ -6,7 +6,7 @@ optimizer step is a gradient step on the marginal likelihood; more optimizer ste
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,8 +18,7 @@ from vlhmm.components.transitions import Softmax
 from vlhmm.data.batches import Batch
 from vlhmm.errors import ConfigError
 from vlhmm.hmm import ModelPotentials
-from vlhmm.inference import Chain, ChannelCounts, ChannelPotentials, Counts, Potentials
-from vlhmm.training.guide import Guided
+from vlhmm.inference import Chain, ChannelCounts, ChannelPotentials, Counts, Forward, Potentials
 
 
 class Prepared(NamedTuple):
@@ -40,6 +39,26 @@ class Expectation(NamedTuple):
     tokens: int
     carry: Carry | None
     tiles: Tensor | None  # the transition tiles of the pairs under the parameters of this E-step, where any were made
+
+
+@runtime_checkable
+class TokenEvidence(Protocol):
+    """Evidence about the hidden state of every token beside the word itself: the hook of the E-step."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+
+    def add_expected_counts(
+        self,
+        number: int,
+        counts: Counts | ChannelCounts,
+        potentials: Potentials | ChannelPotentials,
+        chain: Chain,
+        carry: Tensor | None,
+        workspace: Any,
+    ) -> Forward:
+        """Do as `inference.add_expected_counts` for the chain of that number, under the evidence about it."""
 
 
 class Buffers:
@@ -135,12 +154,12 @@ def expectation(
     carry: Carry | None = None,
     buffers: Buffers | None = None,
     memory: int | None = None,
-    guided: Guided | None = None,
+    evidence: TokenEvidence | None = None,
 ) -> Expectation:
     """Expected counts of all batches: tiles of the pairs that occur, forward-backward, sums; exact, no gradient.
 
-    Low-rank transitions need no tiles: their counts are those of the channels. Guided, the posteriors (and the
-    log-likelihood) take a teacher's evidence into account.
+    Low-rank transitions need no tiles: their counts are those of the channels. With `evidence` the
+    posteriors (and the log-likelihood) take it into account.
     """
     buffers, transition = buffers or Buffers(), potentials.transition
     emission = potentials.log_emission.detach().exp()
@@ -150,8 +169,8 @@ def expectation(
     )
     if isinstance(transition, Softmax) and not transition.partition:
         needed += 4 * transition.num_states**2  # counts by states
-    if guided is not None:
-        needed += sum(2 * evidence.numel() for evidence in guided.evidence)
+    if evidence is not None:
+        needed += evidence.num_bytes
     if memory is not None and needed > memory:
         raise ConfigError(
             f"one E-step needs {needed / 1e9:.1f} GB for tiles and counts of {len(prepared.pairs.from_group):,} block pairs, "
@@ -176,10 +195,10 @@ def expectation(
         if not continues or carry is None:
             group = torch.full_like(chain.lengths, -1)
             carry = Carry(group, emission.new_zeros(len(chain.lengths), num_slots))
-        if guided is None:
+        if evidence is None:
             passed = inference.add_expected_counts(counts, table, chain, carry.alpha, workspace)
         else:
-            passed = guided.add_expected_counts(guided.evidence[number], counts, table, chain, carry.alpha, workspace)
+            passed = evidence.add_expected_counts(number, counts, table, chain, carry.alpha, workspace)
         total += passed.log_scale.sum().item()
         carry = last_carry(passed.alpha, chain.start_of, chain.lengths, carry)
     counts = inference.finish_counts(counts, table)

@@ -1,5 +1,4 @@
-"""Learning rates: the paper's division on a plateau, cosine, constant; as values that go into a checkpoint. And the
-weight of a teacher's evidence."""
+"""Learning rates: the paper's division on a plateau, cosine, constant; as values that go into a checkpoint."""
 
 import math
 from dataclasses import dataclass, replace
@@ -22,12 +21,6 @@ class Plateau:
         if self.checks_since_best + 1 >= patience:
             return Plateau(self.best, 0, self.divisions + 1)
         return replace(self, checks_since_best=self.checks_since_best + 1)
-
-
-def guide_weight_at(config: TrainingConfig, step: int, total_steps: int) -> float:
-    """The weight of a teacher's evidence: full for a share of training, then straight down to none."""
-    left = (config.guide_until - step / total_steps) / max(config.guide_until - config.guide_full, 1e-9)
-    return config.guide_weight * min(1.0, max(0.0, left))
 
 
 def rate_at(config: TrainingConfig, step: int, total_steps: int, plateau: Plateau) -> float:

@@ -8,12 +8,9 @@ evidence for state k:
 
 With weight w the E-step takes posteriors under p(x, z) prod_t e_t(z_t)^w, as if states emitted vectors too. The weight
 goes to zero before training ends: what is trained is an HMM like any other, and the teacher is not needed to use it.
-
-The teacher can also write a text of its own. Every E-step then reads a part of it beside the whole training text.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float16, Int
@@ -21,44 +18,39 @@ from torch import Tensor
 
 from vlhmm import inference
 from vlhmm.data.batches import Batch
-from vlhmm.data.text import Text
 from vlhmm.hmm import Kept
 from vlhmm.inference import Chain, ChannelCounts, ChannelPotentials, Counts, Forward, Potentials
+from vlhmm.training.distillation.teacher import Teacher
 
 Evidence = Float16[Tensor, "token slot"]
 ITERATIONS = 8  # of k-means
 LEAST = -1e4  # log evidence for a cluster without tokens; finite, so that no weight makes it NaN
 
 
-class Teacher(Protocol):
-    """A neural language model."""
-
-    def vectors_after(self, tokens: Int[Tensor, "row time"]) -> Float[Tensor, "row time width"]:
-        """A vector after each token of rows that begin a text: what the next word is predicted from."""
-
-    def sample(self, num_tokens: int, generator: torch.Generator, *, progress: Callable[[int, int], None]) -> Text:
-        """About so many tokens of text that it writes; `progress` hears how much of how much is done."""
-
-
-class Guided(NamedTuple):
-    """What an E-step takes of a teacher."""
+class DistillationTargets(NamedTuple):
+    """What one E-step takes of a teacher: `TokenEvidence` for it."""
 
     evidence: list[Evidence]  # for each of its chains, padding included
     kept: Kept
     weight: float
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the evidence."""
+        return sum(2 * each.numel() for each in self.evidence)
+
     def add_expected_counts(
         self,
-        evidence: Evidence,
+        number: int,
         counts: Counts | ChannelCounts,
         potentials: Potentials | ChannelPotentials,
         chain: Chain,
         carry: Float[Tensor, "batch slot"] | None,
         workspace,
     ) -> Forward:
-        """As `inference.add_expected_counts`, under this evidence: every token reads emissions of its own."""
+        """Do as `inference.add_expected_counts`, under the evidence about one chain: every token has its own emissions."""
         words = chain.emit_of.flatten()
-        told = evidence_for_kept(evidence, chain.start_of.flatten(), self.kept, counts.emission.dtype)
+        told = evidence_for_kept(self.evidence[number], chain.start_of.flatten(), self.kept, counts.emission.dtype)
         told = told.mul_(self.weight).exp_().mul_(potentials.emission[words])
         of_tokens = counts._replace(emission=torch.zeros_like(told))
         own_rows = torch.arange(len(words), device=words.device).view_as(chain.emit_of)

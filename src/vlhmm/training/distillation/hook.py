@@ -1,0 +1,124 @@
+"""Distillation as a training hook."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vlhmm.data.batches import Batch
+from vlhmm.data.corpora import Corpus
+from vlhmm.errors import ConfigError
+from vlhmm.hmm import Kept
+from vlhmm.training.config import RunConfig, TrainingConfig
+from vlhmm.training.distillation.evidence import (
+    Clusters,
+    DistillationTargets,
+    Evidence,
+    evidence_about,
+    make_evidence,
+)
+from vlhmm.training.distillation.teacher import Teacher, sum_of_vectors, teacher_text
+from vlhmm.training.plan import generator_for
+from vlhmm.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from vlhmm.training.trainer import Trainer
+
+
+def distillation_for(corpus: Corpus, config: RunConfig, teacher: Teacher | None) -> Distillation | None:
+    """Make the hook of a run; ConfigError if a teacher is missing, has nothing to do, or fits no setting of the run."""
+    weight = config.training.guide_weight
+    if weight and teacher is None:
+        raise ConfigError(f"training.guide_weight={weight} needs a teacher: --guide RUN, a trained LSTM's folder")
+    if teacher is not None and not weight:
+        raise ConfigError("a teacher without training.guide_weight has no say; set it above 0")
+    if weight and config.model.constraint == "uniform":
+        raise ConfigError("a guide cannot be used with model.constraint=uniform")
+    if config.training.guide_text and corpus.extra is not None:
+        raise ConfigError("training.guide_text cannot be used with an extra text: leave one of them out")
+    return None if teacher is None else Distillation(teacher, config.training)
+
+
+def guide_weight_at(config: TrainingConfig, step: int, total_steps: int) -> float:
+    """The weight of a teacher's evidence: full for a share of training, then straight down to none."""
+    left = (config.guide_until - step / total_steps) / max(config.guide_until - config.guide_full, 1e-9)
+    return config.guide_weight * min(1.0, max(0.0, left))
+
+
+class Distillation:
+    """A teacher's part in a run: a `TrainingHook`."""
+
+    def __init__(self, teacher: Teacher, settings: TrainingConfig) -> None:
+        self.teacher, self.settings = teacher, settings
+        self.clusters: Clusters | None = None
+        # by a batch's identity; the batch is held, so that its id is no other's
+        self._evidence: dict[int, tuple[Batch, Evidence]] = {}
+
+    def describe(self, corpus: Corpus) -> dict[str, Any]:
+        """A number that tells one teacher from another."""
+        return {"guide_sum": sum_of_vectors(corpus, self.teacher)}
+
+    def check_resumed(self, folder: RunFolder, described: dict[str, Any], corpus: Corpus) -> None:
+        """Raise ConfigError if another teacher began the run; last digits may differ with the number of threads."""
+        if not math.isclose(described.get("guide_sum", math.nan), sum_of_vectors(corpus, self.teacher), abs_tol=1e-2):
+            raise ConfigError(
+                f"{folder.path} was started with another teacher, or this one has learned since; choose another --out"
+            )
+
+    def add_text(self, corpus: Corpus, folder: RunFolder, log: Callable[[str], None]) -> Corpus:
+        """Add the text that the teacher writes, if it is to write any, as an extra text."""
+        if not self.settings.guide_text:
+            return corpus
+        return corpus._replace(extra=teacher_text(self.teacher, self.settings, folder, corpus.vocabulary, log))
+
+    def begin(self, trainer: Trainer) -> None:
+        """Note the run, whose first step the clusters are made from."""
+        self.trainer = trainer
+
+    def is_active_at(self, step: int) -> bool:
+        """Whether the teacher's evidence has any weight in that step."""
+        return guide_weight_at(self.settings, step, self.trainer.total_steps) > 0
+
+    def evidence(self, batches: Sequence[Batch], mask: Kept, step: int) -> DistillationTargets | None:
+        """What the teacher says about the batches' tokens; None when its time is over."""
+        weight = guide_weight_at(self.settings, step, self.trainer.total_steps)
+        if not weight:
+            self._evidence = {}  # large tables
+            return None
+        if self.clusters is None:
+            self._read(self.trainer.plan(0)[0])  # the first step's, wherever this sitting began
+        return DistillationTargets([self._about(batch) for batch in batches], mask, weight)
+
+    def _read(self, batches: Sequence[Batch]) -> None:
+        """Have the teacher read the first step's text, and cluster its vectors."""
+        run = self.trainer
+        self._check_memory()
+        run.log("the teacher reads the training text and its vectors are clustered: a minute or so per million tokens")
+        generator = generator_for(self.settings.seed, "guide", 0)
+        evidence, self.clusters = make_evidence(
+            self.teacher, list(batches), run.group_of_word, run.hmm.num_alive, run.blocks.states_per_group, generator
+        )
+        self._evidence = {id(batch): (batch, each) for batch, each in zip(batches, evidence, strict=True)}
+
+    def _about(self, batch: Batch) -> Evidence:
+        """The evidence about a batch; one that is new, a part of an extra text, is read by the teacher first."""
+        if id(batch) not in self._evidence:
+            assert self.clusters is not None
+            run = self.trainer
+            num_slots = run.blocks.states_per_group
+            found = evidence_about(self.teacher, batch, self.clusters, run.group_of_word, num_slots)
+            self._evidence[id(batch)] = batch, found
+        return self._evidence[id(batch)][1]
+
+    def _check_memory(self) -> None:
+        """Raise ConfigError if the evidence, two bytes per token and state of its block, is beyond the budget."""
+        run, extra = self.trainer, self.trainer.corpus.extra
+        of_extra = self.settings.guide_text or (extra.num_tokens if extra is not None else 0)
+        tokens = run.corpus.train.num_tokens + of_extra
+        needed = 2 * tokens * run.blocks.states_per_group
+        if run.memory is not None and needed > run.memory:
+            raise ConfigError(
+                f"a guide's evidence about {tokens:,} tokens needs {needed / 1e9:.1f} GB, the memory budget is "
+                f"{run.memory / 1e9:.1f} GB; raise --memory, or take less text or fewer states per block"
+            )

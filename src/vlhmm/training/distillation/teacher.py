@@ -1,0 +1,64 @@
+"""A teacher, and the text it writes for a run: every E-step reads a part of it beside the whole training text."""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vlhmm.data.corpora import Corpus
+from vlhmm.data.text import Text, encode, read_lines, write_text
+from vlhmm.data.vocabulary import Vocabulary
+from vlhmm.training.config import TrainingConfig
+from vlhmm.training.plan import generator_for
+from vlhmm.training.run_folder import RunFolder
+
+SECONDS_BETWEEN_LINES = 20.0  # of progress
+
+
+class Teacher(Protocol):
+    """A neural language model."""
+
+    def vectors_after(self, tokens: Int[Tensor, "row time"]) -> Float[Tensor, "row time width"]:
+        """A vector after each token of rows that begin a text: what the next word is predicted from."""
+
+    def sample(self, num_tokens: int, generator: torch.Generator, *, progress: Callable[[int, int], None]) -> Text:
+        """About so many tokens of text that it writes; `progress` hears how much of how much is done."""
+
+
+def teacher_text(
+    teacher: Teacher,
+    settings: TrainingConfig,
+    folder: RunFolder,
+    vocabulary: Vocabulary,
+    log: Callable[[str], None],
+) -> Text:
+    """Have the teacher write a text for a run; one that is in the run's folder is read back."""
+    if not folder.text_path.exists():
+        log(f"the teacher writes {settings.guide_text:,} tokens: a minute or two per million")
+        progress = throttled_progress(log, "the teacher has written")
+        text = teacher.sample(settings.guide_text, generator_for(settings.seed, "text", 0), progress=progress)
+        write_text(folder.text_path, text, vocabulary)
+    return encode(read_lines(folder.text_path), vocabulary)
+
+
+def sum_of_vectors(corpus: Corpus, teacher: Teacher) -> float:
+    """A number that tells one teacher from another."""
+    words = torch.from_numpy(corpus.train.tokens[:64].astype(np.int64))
+    return teacher.vectors_after(words[None]).sum(dtype=torch.float64).item()
+
+
+def throttled_progress(log: Callable[[str], None], what: str) -> Callable[[int, int], None]:
+    """Log how far something long is, at most every few seconds."""
+    last = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > SECONDS_BETWEEN_LINES:
+            log(f"{what} {done / total:.0%}")
+            last = time.monotonic()
+
+    return progress

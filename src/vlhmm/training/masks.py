@@ -1,0 +1,52 @@
+"""Dropout of a step: which states it keeps, and what that does to a state carried over from the step before."""
+
+import torch
+
+from vlhmm.clustering.blocks import Blocks
+from vlhmm.components.chain_inputs import Carry
+from vlhmm.components.dropout import sample_columns, sample_features, sample_kept, slots_of_columns
+from vlhmm.hmm import HMM, Kept
+from vlhmm.training.config import TrainingConfig
+from vlhmm.training.plan import generator_for
+
+
+def sample_mask(hmm: HMM, blocks: Blocks, settings: TrainingConfig, step: int) -> Kept:
+    """Draw the states that a step keeps, and the coordinates of their embeddings: a function of (seed, step)."""
+    device = hmm.num_alive.device
+    mask, dropout = Kept(), settings.state_dropout
+    generator = generator_for(settings.seed, "dropout", step)
+    if dropout and not blocks.partition:
+        columns = sample_columns(hmm.states_of_group, blocks.num_states, dropout, generator).to(device)
+        mask = Kept(*slots_of_columns(hmm.states_of_group, columns), columns=columns)
+    elif dropout:
+        slots, alive = sample_kept(hmm.num_alive, blocks.states_per_group, dropout, generator)
+        mask = Kept(slots=slots, num_alive=alive)
+    if settings.embedding_dropout:
+        num_blocks, num_states = hmm.embedding.state.shape[:2]
+        if mask.slots is not None and blocks.partition:
+            num_states = mask.slots.shape[1]
+        shape = (num_blocks, num_states, hmm.config.hidden_size)
+        features = sample_features(shape, settings.embedding_dropout, generator)
+        mask = mask._replace(features=features.to(device))
+    return mask
+
+
+def expand_carry(carry: Carry | None, mask: Kept, states_per_block: int) -> Carry | None:
+    """Spread a carried posterior over all slots of its block; dropped slots have probability zero."""
+    if carry is None or mask.slots is None:
+        return carry
+    alpha = carry.alpha.new_zeros(len(carry.group), states_per_block)
+    return Carry(carry.group, alpha.scatter_(1, mask.slots[carry.group.clamp(min=0)], carry.alpha))
+
+
+def reduce_carry(carry: Carry | None, mask: Kept) -> Carry | None:
+    """Condition a carried posterior on the states kept now; uniform where none of its states was kept.
+
+    Masks differ from step to step, so a segment of a stream begins in states its predecessor may not have had.
+    """
+    if carry is None or mask.slots is None:
+        return carry
+    alpha = carry.alpha.gather(1, mask.slots[carry.group.clamp(min=0)])
+    total = alpha.sum(1, keepdim=True)
+    uniform = torch.full_like(alpha, 1 / alpha.shape[1])
+    return Carry(carry.group, torch.where(total > 1e-6, alpha / total.clamp(min=1e-30), uniform))
