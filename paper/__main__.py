@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vlhmm.cli.common import add_machine_options, clock, duration, interruptible, note_to, setup
+from vlhmm.cli.common import add_machine_options, clock, interruptible, note_to, setup
 from vlhmm.cli.main import Parser, run_program
+from vlhmm.cli.numbers import duration
 
 TABLES = ("table1", "table2", "table3", "figure-states", "figure-factored")
 

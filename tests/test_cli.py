@@ -11,8 +11,9 @@ import pytest
 
 from test_training import toy_lines
 from vlhmm.baselines.training import BaselineConfig
-from vlhmm.cli.common import byte_size, clock, duration
+from vlhmm.cli.common import clock
 from vlhmm.cli.main import main
+from vlhmm.cli.numbers import byte_size, duration
 from vlhmm.config import settings_of, to_json
 from vlhmm.training.config import RunConfig
 

@@ -11,6 +11,7 @@ import typing
 from typing import Any, NamedTuple, TypeVar
 
 from vlhmm.errors import ConfigError
+from vlhmm.limits import MAX_COUNT, MAX_DIGITS, check_range, shortened, whole_number
 
 Config = TypeVar("Config")
 
@@ -39,7 +40,7 @@ def from_dict(kind: type[Config], values: dict[str, Any], where: str = "") -> Co
     chosen = {}
     for key, value in values.items():
         if key not in hints:
-            raise unknown("setting", where + key, [where + name for name in hints])
+            raise unknown("setting", where + key[:60], [where + name for name in hints])
         hint = hints[key]
         if isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, dict):
             chosen[key] = from_dict(hint, value, f"{where}{key}.")
@@ -130,25 +131,32 @@ def parsed(text: str, hint: Any, name: str) -> Any:
     try:
         if int in kinds:
             base, power, exponent = text.partition("^")
-            return int(base) ** int(exponent) if power else int(text)
+            low, high = -MAX_COUNT, 10**MAX_DIGITS - 1
+            if power:
+                found = whole_number(base, name, 0, 1024) ** whole_number(exponent, name, 0, MAX_DIGITS * 3)
+                check_range(name, found, low, high)
+                return found
+            return whole_number(text, name, low, high)
         if float in kinds:
             return float(text)
     except ValueError:
         wanted = "a whole number" if int in kinds else "a number"
-        raise ConfigError(f"{name} takes {wanted}, got {text!r}") from None
+        raise ConfigError(f"{name} takes {wanted}, got {shortened(text)}") from None
     return text
 
 
 def converted(value: Any, hint: Any, name: str) -> Any:
     if typing.get_origin(hint) is typing.Literal:
         if value not in typing.get_args(hint):
-            raise unknown(f"value of {name}", str(value), [str(v) for v in typing.get_args(hint)])
+            raise unknown(f"value of {name}", shortened(value), [str(v) for v in typing.get_args(hint)])
         return value
     kinds = alternatives(hint)
+    if isinstance(value, int) and abs(value) >= 10**MAX_DIGITS:
+        raise ConfigError(f"{name}={shortened(value)} is out of range, expected at most {MAX_DIGITS} digits")
     if isinstance(value, int) and not isinstance(value, bool) and float in kinds and int not in kinds:
         return float(value)
     if not isinstance(value, tuple(kinds)) or (isinstance(value, bool) and bool not in kinds):
-        raise ConfigError(f"{name} takes {' or '.join(k.__name__ for k in kinds)}, got {value!r}")
+        raise ConfigError(f"{name} takes {' or '.join(k.__name__ for k in kinds)}, got {shortened(value)}")
     return value
 
 

@@ -33,12 +33,32 @@ from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, TrainingError
 from vlhmm.evaluation.perplexity import evaluate, perplexity
 from vlhmm.evaluation.protocol import LanguageModel
+from vlhmm.limits import MAX_COUNT, MAX_SEED, check_ranges
 from vlhmm.malloc import kept_memory
 
 Event = dict[str, Any]
 Progress = Callable[[Event], None]
 _CHECKPOINT_SECONDS = 60.0
 _STEP_EVENT_SECONDS = 1.0
+
+
+# What each number may be, read from a file or given by a user
+RANGES: dict[str, tuple[float, float]] = {
+    "hidden_size": (1, 1 << 16),
+    "num_layers": (1, 1000),
+    "order": (0, 1000),
+    "num_streams": (1, 1 << 20),
+    "segment_length": (1, 1 << 20),
+    "epochs": (1, 1_000_000),
+    "rate": (0, 1e6),
+    "weight_decay": (0, 1e6),
+    "clip": (0, 1e30),
+    "checks_per_epoch": (1, 1_000_000),
+    "patience": (0, MAX_COUNT),
+    "decay": (0, 1e6),
+    "min_rate": (0, 1e6),
+    "seed": (0, MAX_SEED),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +96,7 @@ class BaselineConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected at least 1")
+        check_ranges(self, RANGES)
         for name in ("rate", "clip", "patience"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected more than 0")

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vlhmm.cli.common import duration, interruptible, load_training_corpus, print_settings, seed, token_progress, tokens
+from vlhmm.cli.common import interruptible, load_training_corpus, print_settings, token_progress
+from vlhmm.cli.numbers import count, duration, seed, tokens
 from vlhmm.config import to_json
+from vlhmm.limits import MAX_THREADS
 
 if TYPE_CHECKING:
     from vlhmm.baselines.kneser_ney import KneserNey
@@ -53,20 +55,20 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add("--valid", metavar="FILE", help="text to validate on; needed unless TRAIN is a corpus name")
     add("--test", metavar="FILE", help="text to test on")
     add("--out", metavar="RUN", help="folder for the model; without it, nothing is kept")
-    add("--order", type=int, metavar="N", help="kn and ff: words with their context (default: 5)")
+    add("--order", type=count(1, 1000), metavar="N", help="kn and ff: words with their context (default: 5)")
     add("--arpa", metavar="FILE", help="kn: write the model in ARPA format too; .gz packs it")
-    add("--epochs", type=int, metavar="N", help="ff and lstm: passes over TRAIN (default: 100 and 50)")
+    add("--epochs", type=count(1, 1_000_000), metavar="N", help="ff and lstm: passes over TRAIN (default: 100 and 50)")
     add("--set", metavar="A=B", action="append", default=[], help="ff and lstm: change one setting; may be repeated")
     add("--samples", metavar="FILE", help="ff and lstm: then draw text from the model into FILE; .gz packs it")
     add("--sample-tokens", type=tokens, metavar="N", help="how much to draw: 500k, 8M (default: 1M)")
     add("--context", choices=("reset", "carry"), help="ff and lstm: the rule to train by (default: carry)")
     add("--time-limit", type=duration, metavar="T", help="ff and lstm: stop after 90m, 2h, 45s ...")
-    add("--max-vocab", type=int, metavar="N", help="keep the N most frequent words; others become <unk>")
-    add("--min-count", type=int, default=1, metavar="N", help="keep words seen N times or more (default: 1)")
+    add("--max-vocab", type=count(2), metavar="N", help="keep the N most frequent words; others become <unk>")
+    add("--min-count", type=count(1), default=1, metavar="N", help="keep words seen N times or more (default: 1)")
     add("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie")
     add("--format", choices=("text", "json"), default="text", help="json: one object (default: text)")
     add("--seed", type=seed, default=0, help="of weights and dropout; Kneser-Ney draws nothing (default: 0)")
-    add("--threads", type=int, metavar="N", help="processor cores to use (default: all)")
+    add("--threads", type=count(1, MAX_THREADS), metavar="N", help="processor cores to use (default: all)")
     add("--quiet", action="store_true", help="no progress")
     parser.set_defaults(run=run)
     return parser

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vlhmm.cli.common import note_to, verb_parser
+from vlhmm.cli.numbers import count, seed
+from vlhmm.limits import MAX_STATES
 
 if TYPE_CHECKING:
     from vlhmm.clustering import ClusteringResult
@@ -43,18 +45,18 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         epilog=EPILOG,
     )
     parser.add_argument("train", metavar="TRAIN", help="a text file, - for standard input, or a corpus name")
-    parser.add_argument("--blocks", type=int, default=128, metavar="M", help="how many (default: 128)")
+    parser.add_argument("--blocks", type=count(1, MAX_STATES), default=128, metavar="M", help="how many (default: 128)")
     parser.add_argument(
         "--sweeps",
-        type=int,
+        type=count(0, 1_000_000),
         metavar="N",
         help="passes in which words may move, at most (default: 30; 0: Brown's algorithm alone)",
     )
     parser.add_argument(
-        "--max-vocab", type=int, metavar="N", help="keep the N most frequent words; the others become <unk>"
+        "--max-vocab", type=count(2), metavar="N", help="keep the N most frequent words; the others become <unk>"
     )
     parser.add_argument(
-        "--min-count", type=int, default=1, metavar="N", help="keep words seen N times or more (default: 1)"
+        "--min-count", type=count(1), default=1, metavar="N", help="keep words seen N times or more (default: 1)"
     )
     parser.add_argument(
         "--out", metavar="FILE", help="where the paths file goes (default: standard output, format text)"
@@ -66,7 +68,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="text: the paths file; json: one object with the counts, and the blocks unless --out is given",
     )
     parser.add_argument("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie")
-    parser.add_argument("--seed", type=int, default=0, help="taken as everywhere; clustering draws nothing at random")
+    parser.add_argument("--seed", type=seed, default=0, help="taken as everywhere; clustering draws nothing at random")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
     parser.set_defaults(run=run)
     return parser

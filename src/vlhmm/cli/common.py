@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from vlhmm.cli.numbers import byte_size, count, seed
 from vlhmm.config import unknown
 from vlhmm.errors import ConfigError
+from vlhmm.limits import MAX_THREADS
 
 if TYPE_CHECKING:
     from vlhmm.data import Corpus
@@ -41,7 +42,7 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
     )
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+    group.add_argument("--threads", type=count(1, MAX_THREADS), metavar="N", help="CPU threads (default: all cores)")
     group.add_argument("--memory", type=byte_size, metavar="SIZE", help=MEMORY)
     group.add_argument("--quiet", action="store_true", help="no progress and no notes")
 
@@ -58,50 +59,12 @@ def setup(args: argparse.Namespace) -> str:
     # probabilities that small are zero to float32 anyway.
     torch.set_flush_denormal(True)
     if args.threads is not None:
-        if args.threads < 1:
-            raise ConfigError(f"--threads {args.threads} must be at least 1")
         torch.set_num_threads(args.threads)
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: this machine has no CUDA device that torch can use; take --device cpu")
     if args.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return args.device
-
-
-def duration(text: str) -> float:
-    """Seconds, from 90, 90s, 15m, 1.5h or 1h30m."""
-    parts = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", text.strip())
-    if not text.strip() or parts is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration; write 90s, 15m, 1.5h or 1h30m")
-    hours, minutes, seconds = (float(part or 0) for part in parts.groups())
-    return hours * 3600 + minutes * 60 + seconds
-
-
-def byte_size(text: str) -> int:
-    """Bytes, from 500M, 4G or a plain number."""
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.strip().lower())
-    if parts is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 500M or 4G")
-    size = int(float(parts[1]) * 1024 ** " kmgt".index(parts[2] or " "))
-    if not size:
-        raise argparse.ArgumentTypeError("a budget of 0 bytes holds nothing; write 500M or 4G, or leave it out")
-    return size
-
-
-def seed(text: str) -> int:
-    """A seed: a whole number that every generator takes."""
-    if not text.isascii() or not text.isdigit() or int(text) >= 1 << 31:
-        raise argparse.ArgumentTypeError(f"{text!r} is no seed; take a whole number from 0 to {(1 << 31) - 1:,}")
-    return int(text)
-
-
-def tokens(text: str) -> int:
-    """A number of tokens, from 500k, 8M or a plain number."""
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([km]?)", text.strip().lower().replace(",", "").replace("_", ""))
-    number = int(float(parts[1]) * 1000 ** " km".index(parts[2] or " ")) if parts else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens; write 500k or 8M")
-    return number
 
 
 def clock(seconds: float) -> str:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from vlhmm.cli.numbers import count
 from vlhmm.cli.options import (
     Answers,
     Logs,
@@ -63,14 +64,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--method", choices=("viterbi", "posterior", "filtered"), default="viterbi", help="default: viterbi"
     )
-    parser.add_argument("-k", type=int, default=1, metavar="K", help="the K best paths (viterbi; default: 1)")
+    parser.add_argument("-k", type=count(1), default=1, metavar="K", help="the K best paths (viterbi; default: 1)")
     parser.add_argument(
         "--eos-state",
         choices=("max", "sum"),
         default="max",
         help="viterbi: the state of the final <eos> is part of the path (max, the default) or summed over",
     )
-    parser.add_argument("--top", type=int, default=0, metavar="N", help="show the N most probable states of each word")
+    parser.add_argument("--top", type=count(), default=0, metavar="N", help="show the N most probable states of each word")
     parser.add_argument("--gold", metavar="TAGS", help="tags to measure the states against")
     parser.add_argument("--summary", action="store_true", help="with --gold: only the measures")
     add_log_base(parser)

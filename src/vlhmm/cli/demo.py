@@ -12,12 +12,12 @@ from vlhmm.cli.common import (
     add_format,
     add_machine_options,
     clock,
-    duration,
     interruptible,
     note_to,
     setup,
     verb_parser,
 )
+from vlhmm.cli.numbers import duration
 
 EPILOG = """\
 examples:

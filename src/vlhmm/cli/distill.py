@@ -10,14 +10,14 @@ from vlhmm.cli.common import (
     add_format,
     add_machine_options,
     clock,
-    duration,
     interruptible,
     note_to,
     setup,
     token_progress,
-    tokens,
     verb_parser,
 )
+from vlhmm.cli.numbers import count, duration, real, tokens
+from vlhmm.limits import MAX_STATES
 
 EPILOG = """\
 LLM is a folder made by save_pretrained, a .gguf file, or a name on the Hugging Face hub. pip install 'vlhmm[llm]'
@@ -49,11 +49,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     drawing = parser.add_argument_group("samples")
     drawing.add_argument("--prompts", metavar="FILE", help="what the model is asked, one prompt per line")
     drawing.add_argument("--tokens", type=tokens, default=1_000_000, metavar="N", help="tokens to draw (default: 1M)")
-    drawing.add_argument("--temperature", type=float, default=1.0, metavar="T", help="of the samples (default: 1)")
+    drawing.add_argument("--temperature", type=real(1e-6, 1e6), default=1.0, metavar="T", help="of the samples (default: 1)")
     drawing.add_argument(
-        "--max-new-tokens", type=int, default=40, metavar="N", help="samples are cut there (default: 40)"
+        "--max-new-tokens", type=count(1), default=40, metavar="N", help="samples are cut there (default: 40)"
     )
-    drawing.add_argument("--batch", type=int, default=64, metavar="N", help="samples at once (default: 64)")
+    drawing.add_argument("--batch", type=count(1), default=64, metavar="N", help="samples at once (default: 64)")
     drawing.add_argument(
         "--template", metavar="TEXT", help="with {prompt} in it (default: the model's chat template, or the prompt alone)"
     )
@@ -66,9 +66,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     drawing.add_argument("--tokenizer", metavar="PATH", help="of the samples, where no LLM is given: a tokenizer.json")
     training = parser.add_argument_group("training")
     training.add_argument("--preset", metavar="NAME", default="distill", help="default: distill; tiny takes seconds")
-    training.add_argument("--states", type=int, metavar="N", help="short for --set model.num_states=N")
-    training.add_argument("--blocks", type=int, metavar="N", help="short for --set model.num_blocks=N")
-    training.add_argument("--iterations", type=int, metavar="N", help="E-steps, each over a share of the samples")
+    training.add_argument("--states", type=count(1, MAX_STATES), metavar="N", help="short for --set model.num_states=N")
+    training.add_argument("--blocks", type=count(1, MAX_STATES), metavar="N", help="short for --set model.num_blocks=N")
+    training.add_argument("--iterations", type=count(1), metavar="N", help="E-steps, each over a share of the samples")
     training.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as of vlhmm train")
     training.add_argument("--time-limit", type=duration, metavar="T", help="of training: 90s, 15m; the same command goes on")
     add_format(parser)

@@ -14,6 +14,7 @@ from vlhmm.cli.common import (
     token_progress,
     verb_parser,
 )
+from vlhmm.cli.numbers import count
 from vlhmm.config import to_json
 
 EPILOG = """\
@@ -47,7 +48,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--context", choices=("reset", "carry", "both"), help="default: the rule the model was trained with"
     )
     parser.add_argument(
-        "--streams", type=int, default=16, metavar="N", help="parallel streams under carry (default: 16)"
+        "--streams", type=count(1), default=16, metavar="N", help="parallel streams under carry (default: 16)"
     )
     parser.add_argument("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie (default: $VLHMM_DATA)")
     add_format(parser, "text", "json", "jsonl")

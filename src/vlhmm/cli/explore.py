@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 from vlhmm.cli.common import note_to, verb_parser
+from vlhmm.cli.numbers import count
 from vlhmm.cli.serve import add_server_options, make_server, serve
 
 EPILOG = """\
@@ -27,7 +28,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--no-browser", action="store_true", help="print the address only")
     parser.add_argument("--export", metavar="DIR", help="write a page that works without a server, and end")
     parser.add_argument(
-        "--top-states", type=int, default=1000, metavar="N", help="with --export: the most used states (default: 1000)"
+        "--top-states", type=count(1), default=1000, metavar="N", help="with --export: the most used states (default: 1000)"
     )
     parser.set_defaults(run=run)
     return parser

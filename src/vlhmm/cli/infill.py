@@ -6,6 +6,7 @@ import argparse
 import math
 from typing import Any
 
+from vlhmm.cli.numbers import count
 from vlhmm.cli.options import (
     Answers,
     Logs,
@@ -52,8 +53,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("text", metavar="TEXT", help="with [MASK], [MASK:a-b]; - for standard input")
     parser.add_argument("--mode", choices=("sample", "best", "marginals"), default="sample", help="default: sample")
-    parser.add_argument("-n", type=int, default=1, metavar="N", help="how many samples (default: 1)")
-    parser.add_argument("--top-k", type=int, default=10, metavar="K", help="words shown per place (default: 10)")
+    parser.add_argument("-n", type=count(1), default=1, metavar="N", help="how many samples (default: 1)")
+    parser.add_argument("--top-k", type=count(), default=10, metavar="K", help="words shown per place (default: 10)")
     parser.add_argument("--open", action="store_true", help="the sentence need not end after the text")
     parser.add_argument("--allow-eos", action="store_true", help="a gap may hold <eos>")
     add_constraint_options(parser)

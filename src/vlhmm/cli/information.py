@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from vlhmm.cli.common import token_progress
+from vlhmm.cli.numbers import count
 from vlhmm.cli.options import (
     Answers,
     Logs,
@@ -41,9 +43,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("what", choices=("entropy", "phrase", "kl"), metavar="WHAT", help="entropy, phrase or kl")
     parser.add_argument("operands", metavar="...", nargs="*", help="phrase: its words; kl: OTHER [FILE]")
-    parser.add_argument("--streams", type=int, default=64, metavar="N", help="entropy: sampled streams (default: 64)")
-    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="entropy: tokens a stream (default: 256)")
-    parser.add_argument("--words", type=int, default=10, metavar="N", help="phrase: in the next N tokens (default: 10)")
+    parser.add_argument("--streams", type=count(2), default=64, metavar="N", help="entropy: sampled streams (default: 64)")
+    parser.add_argument("--tokens", type=count(1), default=256, metavar="N", help="entropy: tokens a stream (default: 256)")
+    parser.add_argument("--words", type=count(1), default=10, metavar="N", help="phrase: in the next N tokens (default: 10)")
     parser.add_argument("--context", default="", metavar="TEXT", help="phrase: what was read before")
     parser.add_argument("--one-sentence", action="store_true", help="phrase: it must come before the next <eos>")
     add_log_base(parser)
@@ -97,7 +99,10 @@ def _phrase(args: argparse.Namespace, model: Any, logs: Logs, answer: Answers) -
 
     phrase = " ".join(args.operands)
     note_oov(note_to(args.quiet), model.vocabulary, model.vocabulary.split(args.context))
-    found = phrase_probability(model, phrase, args.words, args.context, not args.one_sentence, memory_of(args))
+    with token_progress(args.quiet, "phrase") as progress:
+        found = phrase_probability(
+            model, phrase, args.words, args.context, not args.one_sentence, memory_of(args), progress
+        )
     record = {
         "phrase": phrase,
         "context": args.context,

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from vlhmm.cli.common import add_format, add_machine_options, setup, verb_parser
+from vlhmm.cli.numbers import count
 
 EPILOG = """\
 examples:
@@ -39,7 +40,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "kind", metavar="state|word|block", nargs="?", choices=("state", "word", "block"), help="what is asked for"
     )
     parser.add_argument("subject", metavar="N|W|M", nargs="?", help="a state's number, a word, a block's number")
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="entries of every list (default: 10)")
+    parser.add_argument("--top", type=count(1), default=10, metavar="N", help="entries of every list (default: 10)")
     add_format(parser)
     add_machine_options(parser)
     parser.set_defaults(run=run)

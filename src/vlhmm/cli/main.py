@@ -100,6 +100,11 @@ def prepare_process() -> None:
 
 def parse(arguments: list[str], verb: str | None) -> argparse.Namespace:
     """The arguments of that verb; what it does not know is refused."""
+    for place, argument in enumerate(arguments, start=1):
+        if "\0" in argument:
+            raise ConfigError(f"argument {place} holds a NUL character, which no path and no text has; remove it")
+        if not argument.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in argument):
+            raise ConfigError(f"argument {place} is not UTF-8; convert it, or rename the file")
     if verb is not None and verb not in available():
         raise unknown("verb", verb, list(available()))
     args, left = build_parser(verb).parse_known_args(arguments)

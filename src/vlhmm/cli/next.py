@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from vlhmm.cli.numbers import count
 from vlhmm.cli.options import (
     Answers,
     Logs,
@@ -40,7 +41,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         EPILOG,
     )
     parser.add_argument("context", metavar="CONTEXT", nargs="?", default="", help="words; - for standard input")
-    parser.add_argument("--top-k", type=int, default=10, metavar="K", help="words shown, 0 for all (default: 10)")
+    parser.add_argument("--top-k", type=count(), default=10, metavar="K", help="words shown, 0 for all (default: 10)")
     add_log_base(parser)
     parser.set_defaults(run=run)
     return parser

@@ -12,6 +12,7 @@ from typing import Any
 from vlhmm.cli.common import add_format, add_machine_options, note_to, setup, verb_parser
 from vlhmm.config import to_json
 from vlhmm.errors import ConfigError, DataError, QueryError, VlhmmError
+from vlhmm.limits import digits, shortened
 
 LOG_BASES = {"e": 1.0, "2": math.log(2), "10": math.log(10)}
 
@@ -87,10 +88,11 @@ def constraint_of(args: argparse.Namespace) -> Any:
 
 
 def _range(text: str) -> tuple[int, int | None]:
-    low, dash, high = text.partition("-")
-    if not low.isdecimal() or (high and not high.isdecimal()):
-        raise ConfigError(f"--length {text}: expected a number, A-B or A-")
-    return int(low), (int(high) if high else None) if dash else int(low)
+    first, dash, last = text.partition("-")
+    low, high = digits(first), digits(last)
+    if low is None or (last and high is None):
+        raise ConfigError(f"--length {shortened(text)}: expected a number, A-B or A-")
+    return low, high if dash else low
 
 
 def load_model(args: argparse.Namespace, run_folder: str | None = None, any_kind: bool = False) -> Any:

@@ -6,6 +6,7 @@ import argparse
 import math
 from typing import Any
 
+from vlhmm.cli.numbers import count, real
 from vlhmm.cli.options import (
     Answers,
     Logs,
@@ -41,18 +42,18 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         subparsers, "sample", "exact samples, with or without a prompt", "Texts drawn from the model.", EPILOG
     )
     parser.add_argument("--prompt", default="", metavar="WORDS", help="how every text begins")
-    parser.add_argument("-n", type=int, default=1, metavar="N", help="how many texts (default: 1)")
+    parser.add_argument("-n", type=count(1), default=1, metavar="N", help="how many texts (default: 1)")
     parser.add_argument(
         "--max-tokens",
-        type=int,
+        type=count(1),
         metavar="N",
         help="words after the prompt, at most (default: 100; constrained: 30)",
     )
     parser.add_argument(
-        "--temperature", type=float, default=1.0, help="of each next word (default: 1, the model itself)"
+        "--temperature", type=real(1e-6, 1e6), default=1.0, help="of each next word (default: 1, the model itself)"
     )
-    parser.add_argument("--top-k", type=int, metavar="K", help="only the K most probable next words")
-    parser.add_argument("--top-p", type=float, metavar="P", help="only the most probable next words that make up P")
+    parser.add_argument("--top-k", type=count(1), metavar="K", help="only the K most probable next words")
+    parser.add_argument("--top-p", type=real(0, 1), metavar="P", help="only the most probable next words that make up P")
     parser.add_argument("--scores", action="store_true", help="each text's log-probability given the prompt, and given the constraint if there is one")
     add_constraint_options(parser)
     add_log_base(parser)

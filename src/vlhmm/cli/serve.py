@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vlhmm.cli.common import add_machine_options, note_to, setup, verb_parser
+from vlhmm.cli.numbers import count, real
 from vlhmm.errors import ConfigError
 
 EPILOG = """\
@@ -48,15 +49,15 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     """RUN, the address and the limits."""
     parser.add_argument("run_folder", metavar="RUN", help="a run of vlhmm train or vlhmm baseline")
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: 127.0.0.1, this machine only)")
-    parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 for a free one (default: 8000)")
+    parser.add_argument("--port", type=count(0, 65_535), default=8000, metavar="N", help="0 for a free one (default: 8000)")
     parser.add_argument("--name", help="the model's name for clients (default: the folder's)")
     parser.add_argument(
         "--api-key", metavar="KEY", help="clients must send it (default: $VLHMM_API_KEY, else none is needed)"
     )
     group = parser.add_argument_group("limits")
-    group.add_argument("--max-concurrent", type=int, default=64, metavar="N", help="requests at once (default: 64)")
-    group.add_argument("--max-seconds", type=float, default=60.0, metavar="S", help="per request (default: 60)")
-    group.add_argument("--grace", type=int, default=10, metavar="S", help="to finish after SIGTERM (default: 10)")
+    group.add_argument("--max-concurrent", type=count(1, 100_000), default=64, metavar="N", help="requests at once (default: 64)")
+    group.add_argument("--max-seconds", type=real(0, 1e8), default=60.0, metavar="S", help="per request (default: 60)")
+    group.add_argument("--grace", type=count(0, 86_400), default=10, metavar="S", help="to finish after SIGTERM (default: 10)")
     add_machine_options(parser)
 
 

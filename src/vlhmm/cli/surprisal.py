@@ -6,6 +6,7 @@ import argparse
 import heapq
 from typing import Any
 
+from vlhmm.cli.numbers import count
 from vlhmm.cli.options import Answers, Logs, add_log_base, load_model, memory_of, on_line, query_parser
 from vlhmm.errors import VlhmmError
 
@@ -33,10 +34,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="a text file (default: standard input)")
     parser.add_argument(
-        "--worst", type=int, default=20, metavar="N", help="words listed, of the whole text (default: 20)"
+        "--worst", type=count(), default=20, metavar="N", help="words listed, of the whole text (default: 20)"
     )
-    parser.add_argument("--each", type=int, metavar="N", help="list N words of every sentence instead, as they come")
-    parser.add_argument("--top-k", type=int, default=5, metavar="K", help="expected words shown (default: 5)")
+    parser.add_argument("--each", type=count(), metavar="N", help="list N words of every sentence instead, as they come")
+    parser.add_argument("--top-k", type=count(), default=5, metavar="K", help="expected words shown (default: 5)")
     add_log_base(parser)
     parser.set_defaults(run=run)
     return parser

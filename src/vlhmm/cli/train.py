@@ -13,7 +13,6 @@ from vlhmm.cli.common import (
     add_format,
     add_machine_options,
     clock,
-    duration,
     interruptible,
     load_training_corpus,
     note_to,
@@ -21,6 +20,7 @@ from vlhmm.cli.common import (
     setup,
     verb_parser,
 )
+from vlhmm.cli.numbers import count, duration
 
 EPILOG = """\
 TRAIN is a file of whitespace-tokenized text, one sentence a line (UTF-8; .gz, .zst too), - for standard input, a
@@ -99,8 +99,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--end-of-text", metavar="TOKEN", help="the tokenizer's token after every text (default: <|im_end|>, </s>, ...)"
     )
-    parser.add_argument("--max-vocab", type=int, metavar="N", help="keep the N most frequent words")
-    parser.add_argument("--min-count", type=int, default=1, metavar="N", help="keep words seen N times or more")
+    parser.add_argument("--max-vocab", type=count(2), metavar="N", help="keep the N most frequent words")
+    parser.add_argument("--min-count", type=count(1), default=1, metavar="N", help="keep words seen N times or more")
     parser.add_argument("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie (default: $VLHMM_DATA)")
     parser.add_argument(
         "--time-limit", type=duration, metavar="T", help="stop cleanly after 90s, 15m, 1.5h; rerun to go on"

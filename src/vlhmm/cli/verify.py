@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from vlhmm.cli.numbers import count
 from vlhmm.cli.options import Answers, load_model, note_to, query_parser
 
 EPILOG = """\
@@ -32,7 +33,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "text",
         "json",
     )
-    parser.add_argument("--texts", type=int, default=3, metavar="N", help="texts drawn to check on (default: 3)")
+    parser.add_argument("--texts", type=count(1, 10_000), default=3, metavar="N", help="texts drawn to check on (default: 3)")
     parser.set_defaults(run=run)
     return parser
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vlhmm.errors import ConfigError
+from vlhmm.limits import MAX_STATES, check_ranges
 
 Constraint = Literal["brown", "frequency", "uniform", "none"]
 Transition = Literal["softmax", "block-factored"]
@@ -13,6 +14,19 @@ Embedding = Literal["independent", "factored", "additive"]
 Network = Literal["residual", "linear"]
 Within = Literal["softmax", "low-rank"]
 Allocation = Literal["equal", "tokens"]
+
+
+# What each number may be, read from a file or given by a user
+RANGES: dict[str, tuple[float, float]] = {
+    "num_states": (1, MAX_STATES),
+    "num_blocks": (1, MAX_STATES),
+    "states_per_word": (1, MAX_STATES),
+    "exchange_sweeps": (0, 1_000_000),
+    "hidden_size": (1, 1 << 16),
+    "tile_width": (1, 1 << 16),
+    "first_spread": (0, 1e6),
+    "slot_code": (0, 1e6),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +50,11 @@ class ModelConfig:
     slot_code: float = 0.0  # >0: slot j of every block starts as "came from block j", with this strength
 
     def __post_init__(self) -> None:
+        self._check_numbers()
+        check_ranges(self, RANGES)
+        self._check_combinations()
+
+    def _check_numbers(self) -> None:
         for name in ("num_states", "num_blocks", "states_per_word", "hidden_size", "tile_width"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
@@ -45,6 +64,8 @@ class ModelConfig:
             raise ConfigError(f"exchange_sweeps={self.exchange_sweeps} must be 0 or more")
         if not 0 < self.first_spread < math.inf:
             raise ConfigError(f"first_spread={self.first_spread} must be above 0: equal states would stay equal")
+
+    def _check_combinations(self) -> None:
         if self.constraint in ("brown", "frequency") and self.num_states % self.num_blocks:
             low = self.num_states - self.num_states % self.num_blocks
             raise ConfigError(

@@ -11,10 +11,11 @@ import numpy as np
 
 from vlhmm.constraints import regex as patterns
 from vlhmm.constraints.automaton import Automaton, over_vocabulary
-from vlhmm.constraints.dfa import DFA, MAX_STATES, complement, explore, minimal, product
+from vlhmm.constraints.dfa import DFA, MAX_STATES, check_size, complement, minimal, product
 from vlhmm.data.user_text import known_word
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import QueryError
+from vlhmm.limits import MAX_COUNT, shortened
 
 Phrase = tuple[str, ...]
 
@@ -87,19 +88,28 @@ class Contains(Constraint):
         return {word for phrase in self.phrases for word in phrase}
 
     def dfa(self, symbol_of_word: dict[str, int], num_symbols: int, max_states: int) -> DFA:
-        """Knuth, Morris and Pratt's automaton of each phrase, one after the other."""
-        phrases = [[symbol_of_word[word] for word in phrase] for phrase in self.phrases]
+        """Knuth, Morris and Pratt's automaton of each phrase, one after the other. O(words in all * symbols).
 
-        def step(state: tuple[int, int], symbol: int) -> tuple[int, int]:
-            which, matched = state
-            if which == len(phrases):
-                return state
-            phrase = phrases[which]
-            read = [*phrase[:matched], symbol]
-            matched = next(n for n in range(len(read), -1, -1) if phrase[:n] == read[len(read) - n :])
-            return (which + 1, 0) if matched == len(phrase) else (which, matched)
-
-        return minimal(explore((0, 0), step, lambda s: s[0] == len(phrases), num_symbols, max_states))
+        With n of a phrase's words matched, the next symbol continues the match, or else leads where it leads from the
+        longest proper border of those n words. The automaton is minimal as it is: no two states need equally many
+        words to accept.
+        """
+        total = sum(map(len, self.phrases))
+        check_size(total + 1, num_symbols, max_states)
+        delta = np.zeros((total + 1, num_symbols), dtype=np.int64)
+        first = 0
+        for phrase in self.phrases:
+            border = first  # of the words matched so far
+            delta[first] = first
+            for place, word in enumerate(phrase):
+                symbol, state = symbol_of_word[word], first + place
+                if place:
+                    delta[state] = delta[border]
+                    border = int(delta[border, symbol])
+                delta[state, symbol] = state + 1
+            first += len(phrase)
+        delta[total] = total
+        return DFA(delta, np.arange(total + 1) == total)
 
 
 @dataclass(frozen=True)
@@ -168,6 +178,8 @@ def length(low: int, high: int | None = None) -> Constraint:
     """Texts of `low` to `high` words; without `high`, of at least `low`."""
     if low < 0 or (high is not None and high < low):
         raise QueryError(f"length {low} to {high} is no range, expected 0 <= low <= high")
+    if high is not None and max(low, high) > MAX_COUNT:
+        raise QueryError(f"length {shortened(low)} to {shortened(high)}: expected at most {MAX_COUNT:,} words")
     return Length(low, high)
 
 
@@ -190,8 +202,8 @@ def parse_constraint(expression: str) -> Constraint:
     & | ~ ()."""
     try:
         tree = ast.parse(expression.strip(), mode="eval").body
-    except (SyntaxError, ValueError):
-        raise QueryError(f"cannot read the constraint {expression!r}; {_WRITTEN}") from None
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two: nested too deeply
+        raise QueryError(f"cannot read the constraint {shortened(expression)}; {_WRITTEN}") from None
     return _from_tree(tree, expression)
 
 
@@ -220,8 +232,8 @@ def _from_tree(tree: ast.AST, expression: str) -> Constraint:
             if values and all(type(value) is kind for value in values) and (name != "length" or len(values) <= 2):
                 if name != "regex" or len(values) == 1:
                     return _CALLS[name](*values)  # type: ignore[operator,no-any-return]
-            raise QueryError(f"{name} in the constraint {expression!r} has the wrong arguments; {_WRITTEN}")
-    raise QueryError(f"cannot read the constraint {expression!r}; {_WRITTEN}")
+            raise QueryError(f"{name} in the constraint {shortened(expression)} has the wrong arguments; {_WRITTEN}")
+    raise QueryError(f"cannot read the constraint {shortened(expression)}; {_WRITTEN}")
 
 
 def _phrase(phrase: str | Sequence[str]) -> Phrase:

@@ -12,6 +12,7 @@ import numpy as np
 from vlhmm.errors import QueryError
 
 MAX_STATES = 4096
+MAX_CELLS = 1 << 20  # states times symbols: seconds
 S = TypeVar("S", bound=Hashable)
 
 
@@ -38,6 +39,20 @@ class DFA:
         return bool(self.accept[state])
 
 
+def check_size(num_states: int, num_symbols: int, max_states: int = MAX_STATES) -> None:
+    """A QueryError for an automaton that is too large to be made, and so to be used."""
+    if num_states > max_states:
+        raise QueryError(
+            f"the constraint needs an automaton of more than {max_states:,} states; name fewer "
+            "phrases, ask for them in a given order, or shorten its repetitions and lengths"
+        )
+    if num_states * num_symbols > MAX_CELLS:
+        raise QueryError(
+            f"the constraint names {num_symbols - 1:,} different words and needs an automaton of {num_states:,} or more "
+            f"states: more than {MAX_CELLS:,} transitions; name fewer words"
+        )
+
+
 def explore(
     initial: S,
     step: Callable[[S, int], S],
@@ -47,6 +62,7 @@ def explore(
 ) -> DFA:
     """The DFA whose states are what `step` reaches from `initial`; a QueryError beyond `max_states` of
     them."""
+    check_size(1, num_symbols, max_states)
     index = {initial: 0}
     order, rows = [initial], []
     for state in order:  # grows while it is walked
@@ -56,11 +72,7 @@ def explore(
             if following not in index:
                 index[following] = len(order)
                 order.append(following)
-                if len(order) > max_states:
-                    raise QueryError(
-                        f"the constraint needs an automaton of more than {max_states:,} states; name fewer "
-                        "phrases, ask for them in a given order, or shorten its repetitions and lengths"
-                    )
+                check_size(len(order), num_symbols, max_states)
             row.append(index[following])
         rows.append(row)
     return DFA(np.array(rows, dtype=np.int64).reshape(len(order), num_symbols), np.array([accepts(s) for s in order]))
@@ -88,17 +100,31 @@ def complement(automaton: DFA) -> DFA:
 def minimal(automaton: DFA) -> DFA:
     """The smallest DFA of the same sequences, its states numbered as a breadth-first walk meets them.
 
-    Moore's refinement: states are alike until a symbol tells them apart; O(Q^2 symbols) at worst.
+    Moore's refinement: states are alike until a symbol tells them apart; O(Q^2 symbols) at worst. Rounds compare a
+    hash of where a state leads, as states with different hashes are different. When a round finds no more blocks, they
+    are compared in full; should two hashes have been equal by chance, that is seen, and all is done again in full.
     """
     delta, block = automaton.delta, automaton.accept.astype(np.int64)
-    count = len(np.unique(block))
+    factors = np.random.default_rng(0).integers(1 << 62, size=automaton.num_symbols, dtype=np.int64) * 2 + 1
+    count, exact = len(np.unique(block)), False
     while True:
-        signature = np.column_stack([block, block[delta]])
-        _, block = np.unique(signature, axis=0, return_inverse=True)
+        following = block[delta]
+        if exact:
+            _, block = np.unique(np.column_stack([block, following]), axis=0, return_inverse=True)
+        else:
+            # int64 products wrap around
+            mixed = (following + 1) @ factors * 0x9E3779B97F4A7C1 + (block + 1) * factors[0]
+            _, block = np.unique(mixed, return_inverse=True)
         block = block.reshape(-1)
-        if block.max() + 1 == count:
-            break
-        count = int(block.max()) + 1
+        if block.max() + 1 <= count:
+            leader = np.zeros(len(block), dtype=np.int64)
+            leader[block] = np.arange(len(block))
+            alike = leader[block]
+            same = (block[delta] == block[delta[alike]]).all() and (automaton.accept == automaton.accept[alike]).all()
+            if exact or same:
+                break
+            block, exact = automaton.accept.astype(np.int64), True
+        count = len(np.unique(block))
     representative = np.zeros(count, dtype=np.int64)
     representative[block[::-1]] = np.arange(len(block))[::-1]
     table = block[delta[representative]].tolist()

@@ -17,9 +17,16 @@ from dataclasses import dataclass
 
 from vlhmm.constraints.dfa import DFA, MAX_STATES, explore, minimal
 from vlhmm.errors import QueryError
+from vlhmm.limits import digits, shortened
 
 _SPECIAL = set("()[]{}|*+?")
 _MAX_NFA = 50_000
+_MAX_WORK = 20_000_000  # NFA states looked at while the DFA is made: about ten seconds
+
+
+def too_large() -> QueryError:
+    """The error for a pattern that takes too long to compile."""
+    return QueryError("the regular expression is too large once its repetitions are written out; shorten them")
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ class _Parser:
         return node
 
     def error(self, what: str) -> QueryError:
-        return QueryError(f"regular expression {self.pattern!r}: {what} at character {self.place + 1}")
+        return QueryError(f"regular expression {shortened(self.pattern)}: {what} at character {self.place + 1}")
 
     def peek(self) -> str:
         return self.pattern[self.place : self.place + 1]
@@ -118,10 +125,10 @@ class _Parser:
         if end < 0:
             raise self.error("'{' without '}'")
         low, comma, high = self.pattern[self.place + 1 : end].replace(" ", "").partition(",")
-        if (not low and not high) or any(part and not part.isdecimal() for part in (low, high)):
+        if (not low and not high) or any(part and digits(part) is None for part in (low, high)):
             raise self.error("expected {n}, {a,b}, {a,} or {,b}")
-        first = int(low or 0)
-        last = first if not comma else int(high) if high else None
+        first = digits(low) or 0
+        last = first if not comma else digits(high) if high else None
         if last is not None and last < first:
             raise self.error(f"{{{first},{last}}} counts downwards")
         self.place = end + 1
@@ -182,8 +189,13 @@ def to_dfa(node: Node, symbol_of_word: dict[str, int], num_symbols: int, max_sta
     """The minimal DFA of a pattern; the last symbol stands for every word that has no symbol of its own."""
     nfa = _NFA(symbol_of_word, num_symbols)
     final = nfa.add(node, 0)
+    work = 0
 
     def step(states: frozenset[int], symbol: int) -> frozenset[int]:
+        nonlocal work
+        work += len(states)
+        if work > _MAX_WORK:
+            raise too_large()
         return nfa.closure({target for s in states for symbols, target in nfa.moves[s] if symbol in symbols})
 
     start = nfa.closure({0})
@@ -197,10 +209,11 @@ class _NFA:
         self.symbol_of_word, self.every = symbol_of_word, frozenset(range(num_symbols))
         self.moves: list[list[tuple[frozenset[int], int]]] = [[]]
         self.silent: list[list[int]] = [[]]
+        self.added = 0
 
     def state(self) -> int:
         if len(self.moves) >= _MAX_NFA:
-            raise QueryError("the regular expression is too large once its repetitions are written out; shorten them")
+            raise too_large()
         self.moves.append([])
         self.silent.append([])
         return len(self.moves) - 1
@@ -216,6 +229,9 @@ class _NFA:
 
     def add(self, node: Node, source: int) -> int:
         """The state in which a match of `node` that began in `source` ends."""
+        self.added += 1
+        if self.added > 4 * _MAX_NFA:  # repetitions of nothing make no states
+            raise too_large()
         match node:
             case Word(words, negated):
                 named = frozenset(self.symbol_of_word[word] for word in words)

@@ -48,13 +48,22 @@ def nearest_words(vocabulary: Vocabulary, word: str, count: int = 3) -> list[str
     return list(dict.fromkeys([*lower, *difflib.get_close_matches(word, alike, n=count)]))[:count]
 
 
-def memory_check(what: str, num_bytes: float, budget: float, remedy: str) -> None:
-    """Nothing, or a QueryError where `what` would take more than `budget` bytes."""
+def memory_check(what: str, num_bytes: float, budget: float, remedy: str, option: bool = True) -> None:
+    """A QueryError where `what` would take more than `budget` bytes; `option`: --memory raises the limit."""
     if num_bytes > budget:
         raise QueryError(
-            f"{what} would take {gibibytes(num_bytes)}, the limit is {gibibytes(budget)}; {remedy}, or raise "
-            "the limit (--memory)"
+            f"{what} would take {gibibytes(num_bytes)}, the limit is {gibibytes(budget)}; {remedy}"
+            + (", or raise the limit (--memory)" if option else "")
         )
+
+
+def check_sample_memory(n: int, max_tokens: int, budget: float, vector: int = 0) -> None:
+    """A QueryError where `n` samples would take more than `budget` bytes.
+
+    A lower bound: a sample's objects, a few of its words, and `vector` numbers while it is drawn.
+    """
+    num_bytes = float(n) * (500 + 100 * min(max_tokens, 10) + 24 * vector)
+    memory_check(f"{n:,} samples", num_bytes, budget, "ask for fewer at once", option=False)
 
 
 def gibibytes(num_bytes: float) -> str:

@@ -18,6 +18,7 @@ from vlhmm.data.user_text import gibibytes
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
+from vlhmm.limits import digits, shortened
 
 MASK = re.compile(r"\[MASK(?::(\d+)(?:-(\d+))?)?\]")
 _MAX_GAP = 10_000
@@ -51,11 +52,14 @@ def _item(vocabulary: Vocabulary, word: str) -> Item:
         return Fixed(vocabulary.id_of.get(word, vocabulary.unk))
     match = MASK.fullmatch(word)
     if not match:
-        raise QueryError(f"malformed mask {word!r}, expected [MASK], [MASK:n] or [MASK:a-b]")
-    low, high = match.groups()
-    if low is None:
+        raise QueryError(f"malformed mask {shortened(word)}, expected [MASK], [MASK:n] or [MASK:a-b]")
+    first, last = match.groups()
+    if first is None:
         return Gap(1, 1)
-    gap = Gap(int(low), int(low if high is None else high))
+    low, high = digits(first), digits(first if last is None else last)
+    if low is None or high is None:
+        raise QueryError(f"{shortened(word)} is no number of words, expected 1 to {_MAX_GAP}")
+    gap = Gap(low, high)
     if gap.high < gap.low:
         raise QueryError(f"{word} counts downwards, expected [MASK:{gap.high}-{gap.low}]")
     if gap.high < 1 or gap.high > _MAX_GAP:

@@ -110,7 +110,8 @@ def decode(
             path, score = inference.viterbi(log_start, log_emission, log_tiles, ended.chain)
             found = [(path[0], float(score[0]))]
         else:
-            memory_check("the k best paths", 8 * len(ids) * k * distributions.states_per_group, memory, "lower k")
+            size = distributions.states_per_group
+            memory_check(f"the {k:,} best paths", 8 * k * size * (len(ids) + size), memory, "lower k")
             found = list(_best_paths(log_start, log_emission, log_tiles, ended.chain, k))
     rows = torch.arange(len(ids), device=distributions.device)
     groups = [distributions.group(i) for i in ids]

@@ -14,7 +14,7 @@ import numpy as np
 
 from vlhmm.constraints.automaton import free, with_free_state
 from vlhmm.constraints.constraint import Constraint, compile_constraint
-from vlhmm.data.user_text import DEFAULT_MEMORY, generator_of
+from vlhmm.data.user_text import DEFAULT_MEMORY, check_sample_memory, generator_of
 from vlhmm.errors import QueryError
 from vlhmm.lattice.backward import Messages, backward
 from vlhmm.lattice.forward import GapMarginals, gap_marginals
@@ -76,6 +76,8 @@ class Infilling:
         """`n` independent draws from p(fill | observed, constraint), each with its exact probability."""
         if n < 1:
             raise QueryError(f"asked for {n} samples, expected at least 1")
+        words = sum(item.high for item in self.plan.items if isinstance(item, Gap))
+        check_sample_memory(n, words, self.memory, self.model.distributions.states_per_group)
         found = fills(self._messages, self._start, n, Draw(generator_of(seed)))
         return self._fills(found)
 

@@ -3,7 +3,8 @@ estimated has its standard error.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,14 @@ from torch import Tensor
 
 from vlhmm.constraints.automaton import Automaton
 from vlhmm.constraints.constraint import compile_constraint, must_contain
-from vlhmm.data.user_text import DEFAULT_MEMORY, encode_sentence, encode_words, generator_of
+from vlhmm.data.user_text import DEFAULT_MEMORY, encode_sentence, encode_words, generator_of, memory_check
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
 from vlhmm.lattice.backward import Messages, Rows, Value, row_index
 from vlhmm.lattice.forward import _after_word, _arrive, _emitted
 from vlhmm.lattice.semiring import SumProduct
 from vlhmm.lattice.template import Fixed, Gap, Plan, check_memory, make_plan
+from vlhmm.limits import MAX_HOURS, time_of
 from vlhmm.queries.next_word import impossible_context
 from vlhmm.queries.sample import sample_streams
 from vlhmm.queries.sequence import forward, read
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from vlhmm.language_model import HMMLanguageModel
 
 _PLACES_AT_ONCE = 32
+_TIMED = (4, 64, 512)  # after so many words the whole is estimated: the first ones may be slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ def entropy_rate(model: "HMMLanguageModel", num_streams: int = 64, num_tokens: i
     if num_streams < 2 or num_tokens < 1:
         raise QueryError(f"{num_streams} streams of {num_tokens} tokens, expected at least 2 of at least 1")
     distributions = model.distributions
+    what = f"{num_streams:,} streams of {num_tokens:,} tokens"
+    memory_check(what, 24.0 * num_streams * num_tokens, DEFAULT_MEMORY, "ask for fewer", option=False)
     streams = sample_streams(distributions, num_streams, num_tokens, generator_of(seed))
     rates = np.array([-math.fsum(read(distributions, ids).log_probs) / num_tokens for ids in streams.tolist()])
     return Estimate(float(rates.mean()), float(rates.std(ddof=1) / math.sqrt(num_streams)), num_streams, num_tokens)
@@ -63,18 +68,21 @@ def phrase_probability(
     context: str | Sequence[str] = "",
     allow_eos: bool = True,
     memory: float = DEFAULT_MEMORY,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[float]:
     """Exact p(the phrase stands somewhere in the next n tokens after `context`), for n = 1 .. num_words.
 
     An <eos> is one of the tokens and the text goes on beyond it; without `allow_eos` the phrase must come
-    before the first <eos>. One pass over the transitions a token.
+    before the first <eos>. One pass over the transitions a token. The first passes are timed: a request that would take
+    more than an hour is refused with that estimate. `progress` is called with (tokens done, tokens in all).
     """
     if num_words < 1:
         raise QueryError(f"the next {num_words} words, expected at least 1")
     distributions, vocabulary = model.distributions, model.vocabulary
     automaton = compile_constraint(must_contain(phrase), vocabulary)
     given = [Fixed(i, read=False) for i in encode_words(vocabulary, context).ids]
-    plan = make_plan(distributions, [*given, Gap(num_words, num_words)], automaton, allow_eos, [automaton.initial])
+    # The walk is forward: of the plan it reads what a single word may be.
+    plan = make_plan(distributions, [*given, Gap(1, 1)], automaton, allow_eos, [automaton.initial])
     messages = Messages(plan, distributions, SumProduct(distributions))
     check_memory(_one_slot(distributions, automaton, allow_eos), distributions.num_states, memory)
     now = Value(
@@ -91,7 +99,12 @@ def phrase_probability(
         raise impossible_context()
     found, total = [], 0.0
     done = np.flatnonzero(automaton.accept)
-    for _ in range(num_words):
+    began = time.monotonic()
+    for n in range(num_words):
+        if n in _TIMED:
+            _check_time(num_words, n, time.monotonic() - began)
+        if progress is not None:
+            progress(n, num_words)
         if (now.row_of >= 0).any():
             now = _emitted(messages, _arrive(messages, now, group))
             group = None
@@ -99,6 +112,16 @@ def phrase_probability(
             now = _without(now, done)
         found.append(min(1.0, total))
     return found
+
+
+def _check_time(num_words: int, done: int, seconds: float) -> None:
+    """A QueryError if the words still to come would take more than `MAX_HOURS`."""
+    estimate = seconds / done * num_words
+    if estimate > 3600 * MAX_HOURS:
+        raise QueryError(
+            f"the next {num_words:,} words would take about {time_of(estimate)} ({done} took {seconds:.2g} s), the limit is "
+            f"{time_of(3600 * MAX_HOURS)}; ask for fewer words"
+        )
 
 
 def _one_slot(distributions: HMMDistributions, automaton: Automaton, allow_eos: bool) -> Plan:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from vlhmm.data.user_text import encode_sentence, encode_words, generator_of
+from vlhmm.data.user_text import DEFAULT_MEMORY, check_sample_memory, encode_sentence, encode_words, generator_of
 from vlhmm.data.vocabulary import UNK
 from vlhmm.errors import QueryError
 from vlhmm.queries import next_word as hmm_next_word
@@ -121,6 +121,7 @@ def sample(
         return hmm_sample.sample(model, n, prompt, max_tokens, **wishes, scores=scores, seed=seed)
     if n < 1 or max_tokens < 1:
         raise QueryError(f"asked for {n} texts of {max_tokens} words at most, expected at least 1 of each")
+    check_sample_memory(n, max_tokens, DEFAULT_MEMORY)
     weighing = Weighing(temperature, top_k, top_p)
     vocabulary, generator = model.vocabulary, generator_of(seed)
     given = encode_words(vocabulary, prompt)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vlhmm.constraints.constraint import Constraint
-from vlhmm.data.user_text import DEFAULT_MEMORY, encode_words, generator_of
+from vlhmm.data.user_text import DEFAULT_MEMORY, check_sample_memory, encode_words, generator_of
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
 from vlhmm.lattice.sampling import Draw
@@ -63,6 +63,7 @@ def sample(
     """
     if n < 1 or max_tokens < 1:
         raise QueryError(f"asked for {n} texts of {max_tokens} words at most, expected at least 1 of each")
+    check_sample_memory(n, max_tokens, memory)
     if constraint is not None:
         if temperature != 1.0 or top_k is not None or top_p is not None:
             raise QueryError("a constraint is kept exactly, so it takes no temperature, top-k or top-p; drop one")

@@ -6,8 +6,34 @@ from typing import Literal
 
 from vlhmm.components.config import ModelConfig
 from vlhmm.errors import ConfigError
+from vlhmm.limits import MAX_COUNT, MAX_SECONDS, MAX_SEED, MAX_STATES, check_range, check_ranges
 
 FORMAT_VERSION = 1
+
+
+# What each number may be, read from a file or given by a user
+RANGES: dict[str, tuple[float, float]] = {
+    "num_streams": (1, 1 << 20),
+    "segment_length": (1, 1 << 20),
+    "batch_tokens": (1, MAX_COUNT),
+    "em_tokens": (1, 10**12),
+    "extra_tokens": (1, 10**12),
+    "m_steps": (1, 1_000_000),
+    "m_parts": (1, MAX_STATES),
+    "guide_weight": (0, 1e6),
+    "guide_text": (0, 10**12),
+    "smoothing": (0, 1e12),
+    "epochs": (0, 1e6),
+    "rate": (0, 1e6),
+    "weight_decay": (0, 1e6),
+    "clip": (0, 1e30),
+    "warmup_steps": (0, MAX_COUNT),
+    "decay": (0, 1e6),
+    "patience": (1, MAX_COUNT),
+    "checks_per_epoch": (0, 1e6),
+    "seed": (0, MAX_SEED),
+    "checkpoint_seconds": (0, MAX_SECONDS),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +96,7 @@ class TrainingConfig:
         for name in ("weight_decay", "smoothing", "warmup_steps", "seed"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(self, name)} must be 0 or more, and finite")
+        check_ranges(self, RANGES)
         if not 0 <= self.beta2 < 1:
             raise ConfigError(f"beta2={self.beta2} must lie in [0, 1)")
         if not 0 <= self.state_dropout < 1:
@@ -132,6 +159,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:
             raise ConfigError(f"format_version={self.format_version}: this vlhmm writes {FORMAT_VERSION}, and no other")
+        check_range("max_vocab", self.max_vocab, 2, MAX_COUNT)
+        check_range("min_count", self.min_count, 1, MAX_COUNT)
         if self.training.optimizer == "closed-form" and self.model.parameterization != "scalar":
             raise ConfigError("optimizer=closed-form sets free parameters; it needs model.parameterization=scalar")
         if self.training.m_parts > 1 and self.model.within == "low-rank":
