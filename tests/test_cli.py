@@ -156,7 +156,7 @@ def bad_inputs(folder: Path, tmp: Path) -> dict[str, tuple[list, str]]:
         "bad number": ([*tiny, "--states", "many"], "takes a whole number"),
         "dropout of one": ([*tiny, "--set", "training.state_dropout=1"], "[0, 1)"),
         "no CUDA": ([*tiny, "--device", "cuda"], "no CUDA device"),
-        "no threads": ([*tiny, "--threads", "0"], "--threads 0 must be at least 1"),
+        "no threads": ([*tiny, "--threads", "0"], "--threads: '0'"),
         "memory too small": ([*tiny, "--memory", "1k", "--blocks", "4"], "raise --memory"),
         "word without a block": ([*tiny, "--paths", tmp / "paths.txt", "--blocks", "2"], "block"),
         "no run": (["evaluate", tmp / "nothing", valid], "does not exist"),
@@ -270,10 +270,7 @@ def test_sizes_and_clock():
     ],
 )
 def test_a_wrong_argument_gets_one_line(capsys, arguments, told):
-    try:
-        code = main(arguments)
-    except SystemExit as stopped:
-        code = stopped.code
+    code = main(arguments)
     err = capsys.readouterr().err
     assert code == 2 and told in err and err.startswith("vlhmm: ") and err.count("\n") == 1
 
@@ -298,8 +295,7 @@ def test_options_that_would_be_ignored_are_refused(capsys, folder):
     code, _, err = run(capsys, "baseline", "ff", folder / "train.txt", "--sample-tokens", "1k")
     assert code == 2 and "--samples" in err
     for wrong in (["--seed", "99999999999999999999"], ["--memory", "0"]):
-        with pytest.raises(SystemExit):
-            main([*map(str, given), *wrong])
+        assert main([*map(str, given), *wrong]) == 2
 
 
 def test_vocabulary_limits_may_be_set_like_any_setting(capsys, folder):

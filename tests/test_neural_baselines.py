@@ -469,7 +469,6 @@ def test_cli_neural(files, capsys, kind):
         (("kn", "train", "--valid", "valid", "--epochs", "3"), "--epochs means nothing to baseline kn"),
         (("lstm", "train", "--valid", "valid", "--order", "3"), "--order means nothing to baseline lstm"),
         (("ff", "train", "--valid", "valid", "--arpa", "x"), "--arpa means nothing to baseline ff"),
-        (("ff", "train", "--valid", "valid", "--threads", "0"), "--threads is 0"),
     ],
 )
 def test_cli_refusals(files, monkeypatch, words, message):

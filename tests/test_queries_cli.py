@@ -16,6 +16,7 @@ from numpy.testing import assert_allclose
 
 import vlhmm
 from vlhmm.cli.main import main
+from vlhmm.data.manifest import accept_files
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
@@ -206,7 +207,7 @@ def carrying(run_folder, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["training"] |= {"context": "carry", "batch": "streams"}
     (folder / "config.json").write_text(json.dumps(config))
-    assert main(["manifest", str(folder), "--accept"]) == 0
+    accept_files(folder)
     return str(folder)
 
 
@@ -289,20 +290,20 @@ def test_export(ask, tmp_path):
             "impossible constraint",
         ),
         ("infill", ["the [MASK]", "--regex", "(the"], None, "without"),
-        ("infill", ["the [MASK]", "--length", "x"], None, "--length x"),
+        ("infill", ["the [MASK]", "--length", "x"], None, "--length 'x'"),
         ("infill", ["the [MASK]", "--in-order"], None, "--must-contain"),
         ("infill", ["the [MASK]", "--constraint", "open('x')"], None, "cannot read the constraint"),
         ("infill", ["the [MASK]", "--regex", "(the|cat)* the (the|cat){14}"], None, "more than 4,096 states"),
         ("infill", ["[MASK:1-9000]", "--memory", "1M"], None, "would take"),
-        ("infill", ["the [MASK]", "-n", "0"], None, "at least 1"),
+        ("infill", ["the [MASK]", "-n", "0"], None, "-n: '0': expected a whole number from 1"),
         ("infill", ["-"], "the [MASK]\nthe [MASK:3-1]\n", "line 2: [MASK:3-1]"),
         ("infill", ["-"], b"\xff\n", "line 1: not UTF-8"),
-        ("next", ["--top-k", "-1"], None, "top_k"),
+        ("next", ["--top-k", "-1"], None, "--top-k: '-1'"),
         ("score", ["missing.txt"], None, "no such file"),
         ("score", [], "", "empty"),
         ("score", [], b"the cat\n\xff\xfe\n", "line 2: not UTF-8"),
         ("score", [], "the <eos> cat\n", "literal <eos>"),
-        ("sample", ["-n", "0"], None, "at least 1"),
+        ("sample", ["-n", "0"], None, "-n: '0': expected a whole number from 1"),
         ("sample", ["--temperature", "0"], None, "temperature"),
         ("sample", ["--must-contain", "cat", "--top-k", "3"], None, "--top-k"),
         ("decode", ["-k", "2", "--method", "posterior"], "the cat\n", "-k 2"),
@@ -316,7 +317,7 @@ def test_export(ask, tmp_path):
         ("surprisal", ["--worst", "0"], "the cat\n", "--worst 0"),
         ("information", ["phrase"], None, "takes"),
         ("information", ["phrase", "zebra"], None, "no word '"),
-        ("verify", ["--texts", "0"], None, "--texts 0"),
+        ("verify", ["--texts", "0"], None, "--texts: '0'"),
         ("export", ["model.bin"], None, "name the kind"),
     ],
 )

@@ -11,7 +11,7 @@ import typing
 from typing import Any, NamedTuple, TypeVar
 
 from vlhmm.errors import ConfigError
-from vlhmm.limits import MAX_COUNT, MAX_DIGITS, check_range, shortened, whole_number
+from vlhmm.limits import MAX_DIGITS, check_range, digits, shortened, whole_number
 
 Config = TypeVar("Config")
 
@@ -131,16 +131,18 @@ def parsed(text: str, hint: Any, name: str) -> Any:
     try:
         if int in kinds:
             base, power, exponent = text.partition("^")
-            low, high = -MAX_COUNT, 10**MAX_DIGITS - 1
             if power:
                 found = whole_number(base, name, 0, 1024) ** whole_number(exponent, name, 0, MAX_DIGITS * 3)
-                check_range(name, found, low, high)
+                check_range(name, found, 0, 10**MAX_DIGITS - 1)
                 return found
-            return whole_number(text, name, low, high)
+            found_digits = digits(text.strip().removeprefix("-").replace("_", ""))
+            if found_digits is None:
+                raise ValueError
+            return -found_digits if text.strip().startswith("-") else found_digits
         if float in kinds:
             return float(text)
     except ValueError:
-        wanted = "a whole number" if int in kinds else "a number"
+        wanted = f"a whole number of at most {MAX_DIGITS} digits" if int in kinds else "a number"
         raise ConfigError(f"{name} takes {wanted}, got {shortened(text)}") from None
     return text
 

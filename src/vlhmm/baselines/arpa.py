@@ -24,6 +24,7 @@ from vlhmm.baselines.ngrams import Level, find
 from vlhmm.data.atomic_io import display_name, open_bytes, write_atomically
 from vlhmm.data.vocabulary import EOS, UNK, Vocabulary
 from vlhmm.errors import DataError
+from vlhmm.limits import digits
 
 SENTENCE_START, SENTENCE_END = "<s>", "</s>"
 _NEVER = -99.0  # what the format writes for log10 of zero
@@ -131,9 +132,9 @@ def _read_header(file: _File) -> list[int]:
             file.push_back(line)
             break
         order, _, size = line.removeprefix("ngram").partition("=")
-        if order.strip() != str(len(sizes) + 1) or not size.strip().isdecimal():
+        if order.strip() != str(len(sizes) + 1) or digits(size.strip()) is None:
             raise file.error(f"{_shown(line)}, expected 'ngram {len(sizes) + 1}=' and a number")
-        sizes.append(int(size))
+        sizes.append(digits(size.strip()) or 0)
     if not sizes:
         raise file.error("no 'ngram 1=' line, expected the number of n-grams of each order")
     return sizes
@@ -154,7 +155,7 @@ def _rows(file: _File, n: int, size: int, highest: bool) -> Iterator[tuple[float
             log_backoff = float(fields[n + 1]) if len(fields) == n + 2 else 0.0
         except ValueError:
             raise file.error(f"{_shown(line)}, expected numbers around {n} word(s)") from None
-        if not log_prob <= 0 or not log_backoff < math.inf:  # which NaN fails too
+        if not log_prob <= 0 or not -math.inf < log_backoff < math.inf:  # which NaN fails too
             raise file.error(f"{_shown(line)}, expected log10 p at most 0 and a finite back-off weight")
         # Nothing longer than the highest order backs off to it.
         yield (

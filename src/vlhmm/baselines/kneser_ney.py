@@ -29,10 +29,13 @@ from vlhmm.baselines import arpa
 from vlhmm.baselines.ngram_sampling import sample_text
 from vlhmm.baselines.ngrams import Level, distribution, look_up
 from vlhmm.baselines.runs import Run, read_run, read_tensors, write_run, write_tensors
+from vlhmm.data.checked import check_keys, number_in
 from vlhmm.data.text import Text
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, DataError, QueryError
+from vlhmm.limits import shortened
 
+MAX_ORDER = 1000
 FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)
 
 
@@ -249,12 +252,47 @@ def load(folder: str | Path) -> KneserNey:
     run = read_run(folder)
     path = Path(folder) / "model.safetensors"
     tensors, _ = read_tensors(path)
-    try:
-        order = run.settings["order"]
-        levels = tuple(Level(*(tensors[f"{n}.{name}"].numpy() for name in Level._fields)) for n in range(1, order + 1))
-        discounts = run.settings["discounts"]
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is not the n-gram model that config.json describes: {error}") from None
-    if not levels or len(levels[0].keys) != len(run.vocabulary) + 1:
-        raise CheckpointError(f"{path} and vocabulary.txt do not belong together: they differ in size")
-    return KneserNey(run.vocabulary, levels, discounts and tuple(map(tuple, discounts)))
+    config = Path(folder) / "config.json"
+    check_keys(config, run.settings, ("order", "discounts"), "settings.")
+    order = int(number_in(config, run.settings, "order", 1, MAX_ORDER, whole=True, where="settings."))
+    discounts = run.settings.get("discounts")
+    if discounts is not None and not (
+        isinstance(discounts, list)
+        and len(discounts) == order
+        and all(isinstance(row, list) and len(row) == 3 for row in discounts)
+        and all(type(d) in (int, float) and 0 <= d <= 3 for row in discounts for d in row)
+    ):
+        raise CheckpointError(f"{config}: settings.discounts is {shortened(discounts)}, expected three numbers an order")
+    names = [f"{n}.{name}" for n in range(1, order + 1) for name in Level._fields]
+    if sorted(names) != sorted(tensors):
+        raise CheckpointError(f"{path} is not the {order}-gram model that config.json describes; restore it")
+    levels: list[Level] = []
+    for n in range(1, order + 1):
+        level = Level(*(tensors[f"{n}.{name}"].numpy() for name in Level._fields))
+        _check_level(path, n, level, levels[-1] if levels else None, len(run.vocabulary) + 1)
+        levels.append(level)
+    return KneserNey(run.vocabulary, tuple(levels), tuple(map(tuple, discounts)) if discounts else None)
+
+
+def _check_level(path: Path, n: int, level: Level, below: Level | None, width: int) -> None:
+    """A CheckpointError unless a table is one that `estimate` or `read_arpa` may have made."""
+
+    def damaged(why: str) -> CheckpointError:
+        return CheckpointError(f"{path} is damaged: its {n}-grams {why}; restore it or make it again")
+
+    for name, array in level._asdict().items():
+        wanted = np.int64 if name == "keys" else np.float64
+        if array.ndim != 1 or array.dtype != wanted or len(array) != len(level.keys):
+            raise damaged(f"have {name} of shape {array.shape} and type {array.dtype}")
+    keys = level.keys
+    if below is None:
+        if len(keys) != width:
+            raise CheckpointError(f"{path} and vocabulary.txt do not belong together: they differ in size")
+        if not np.array_equal(keys, np.arange(width)):
+            raise damaged("have other keys than the words")
+    elif len(keys) and (keys[0] < 0 or keys[-1] >= len(below.keys) * width or not (keys[1:] > keys[:-1]).all()):
+        raise damaged("are not sorted, or continue none of the shorter ones")
+    if not (level.log_prob <= 1e-9).all():  # which what is no number fails too
+        raise damaged("have probabilities above one")
+    if not np.isfinite(level.log_backoff).all():
+        raise damaged("have back-off weights that are not finite")

@@ -18,9 +18,11 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from vlhmm.data.manifest import check_manifest, write_listed
+from vlhmm.data.checked import check_keys, read_object
+from vlhmm.data.manifest import check_manifest, confined, write_listed
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, DataError
+from vlhmm.limits import shortened
 
 FORMAT_VERSION = 1
 KINDS = ("kn", "ff", "lstm")
@@ -46,22 +48,17 @@ def read_run(folder: str | Path) -> Run:
     """What stands in config.json and vocabulary.txt."""
     folder = Path(folder)
     path = folder / "config.json"
-    try:
-        config = json.loads(path.read_bytes())
-        check_manifest(folder)
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} is no run folder: it has no config.json") from None
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError):  # bad JSON or bad UTF-8
-        raise CheckpointError(f"{path} is not JSON; it was altered or is not a run's") from None
-    version = config.get("format_version") if isinstance(config, dict) else None
+    config = read_object(folder, "config.json")
+    check_manifest(folder)
+    version = config.get("format_version")
     if version != FORMAT_VERSION:
-        raise CheckpointError(f"{path} has format_version {version!r}, expected {FORMAT_VERSION}")
-    if config.get("kind") not in KINDS or not isinstance(config.get("settings"), dict):
-        raise CheckpointError(f"{path} has kind {config.get('kind')!r}, expected a baseline's: {', '.join(KINDS)}")
+        raise CheckpointError(f"{path} has format_version {shortened(version)}, expected {FORMAT_VERSION}")
+    kind = config.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS or not isinstance(config.get("settings"), dict):
+        raise CheckpointError(f"{path} has kind {shortened(kind)}, expected a baseline's: {', '.join(KINDS)}")
+    check_keys(path, config, ("format_version", "kind", "settings"))
     try:
-        vocabulary = Vocabulary.read(folder / "vocabulary.txt")
+        vocabulary = Vocabulary.read(confined(folder, "vocabulary.txt"))
     except DataError as error:
         raise CheckpointError(f"{folder} is not a whole run: {error}") from None
     return Run(config["kind"], config["settings"], vocabulary)
@@ -81,10 +78,12 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("about", "{}"))
+            if not isinstance(about, dict):
+                raise ValueError("its header is no JSON object")
             return {name: file.get_tensor(name) for name in file.keys()}, about
     except FileNotFoundError:
         raise CheckpointError(f"no such file: {path}") from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
-    except (safetensors.SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from None
+    except (safetensors.SafetensorError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged or no safetensors file: {shortened(error, 80)}") from None

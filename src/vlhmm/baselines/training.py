@@ -7,6 +7,7 @@ it had not been: after the same number of steps its weights are the same to the 
 as many threads).
 """
 
+import dataclasses
 import math
 import os
 import time
@@ -27,13 +28,14 @@ from vlhmm.baselines.runs import Run, read_run, read_tensors, write_run, write_t
 from vlhmm.config import from_dict, to_dict, to_json
 from vlhmm.data.atomic_io import owned_folder
 from vlhmm.data.batches import Batch, sentence_batches, stream_batches
+from vlhmm.data.checked import check_finite, check_keys, check_tensors, number_in
 from vlhmm.data.corpora import Corpus, digest
 from vlhmm.data.manifest import CHECKPOINT_FILES, check_manifest
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, TrainingError
 from vlhmm.evaluation.perplexity import evaluate, perplexity
 from vlhmm.evaluation.protocol import LanguageModel
-from vlhmm.limits import MAX_COUNT, MAX_SEED, check_ranges
+from vlhmm.limits import MAX_COUNT, MAX_SEED, check_ranges, shortened
 from vlhmm.malloc import kept_memory
 
 Event = dict[str, Any]
@@ -155,10 +157,17 @@ def load_baseline(run_dir: str | Path) -> LanguageModel:
     run = read_run(run_dir)
     if run.kind == "kn":
         return kneser_ney.load(run_dir)
-    model = build_model(run.kind, run.vocabulary, from_dict(BaselineConfig, run.settings))
     path = Path(run_dir) / "model.safetensors"
     if not path.exists():
         raise CheckpointError(f"{run_dir} has no model.safetensors yet: training stopped before the first validation")
+    try:
+        config = from_dict(BaselineConfig, run.settings)
+        least = 4 * config.hidden_size * (len(run.vocabulary) + config.hidden_size * config.num_layers)
+        if least > 2 * path.stat().st_size:
+            raise ConfigError(f"hidden_size={config.hidden_size} is more than model.safetensors holds")
+        model = build_model(run.kind, run.vocabulary, config)
+    except ConfigError as error:
+        raise CheckpointError(f"{Path(run_dir) / 'config.json'} does not describe a baseline: {error}") from None
     _put(model, read_tensors(path)[0], path)
     model.rule = run.settings.get("context", BaselineConfig().context)
     return model
@@ -396,6 +405,21 @@ class _Trainer:
             about["best"] = None  # which JSON can say
         write_tensors(self.folder / "checkpoint" / "state.safetensors", tensors, about)
 
+    def _check_carry(self, carry: list[Tensor], start: tuple[Tensor, ...]) -> None:
+        """A TypeError unless tensors are a carry of this model: the same for every row of a batch."""
+        batch = self._batches()[self.position.batch] if self.position.batch < len(self._batches()) else None
+        rows = None if batch is None or not batch.continues else len(batch.lengths)
+        two = self.model.start(2)
+        for found, one, pair in zip(carry, start, two if isinstance(two, tuple) else (two,), strict=True):
+            same = found.ndim == one.ndim and found.dtype == one.dtype
+            axis = [i for i in range(one.ndim) if one.shape[i] != pair.shape[i]][0]
+            if not same or any(found.shape[i] != one.shape[i] for i in range(one.ndim) if i != axis):
+                raise TypeError(f"the carry is of shape {tuple(found.shape)}")
+            if rows is not None and found.shape[axis] != rows:
+                raise TypeError(f"the carry has {found.shape[axis]} rows, expected {rows}")
+            if not found.is_floating_point() and found.numel() and not 0 <= found.min() <= found.max() <= len(self.corpus.vocabulary):
+                raise TypeError("the carry holds words beyond the vocabulary")
+
     def _restore(self, folder: Path) -> None:
         path = folder / "checkpoint" / "state.safetensors"
         check_manifest(folder, CHECKPOINT_FILES)
@@ -407,15 +431,23 @@ class _Trainer:
         try:
             journal_bytes = about.pop("journal_bytes")
             about["best"] = math.inf if about["best"] is None else about["best"]
-            self.position = _Position(**about)
+            self.position = _position(path, about)
+            if type(journal_bytes) is not int or not 0 <= journal_bytes < 1 << 60:
+                raise TypeError(f"journal_bytes is {shortened(journal_bytes)}")
             _put(self.model, _under("model.", tensors), path)
             for name, parameter in self.model.named_parameters():
                 self.optimizer.state[parameter] = _under(f"optimizer.{name}.", tensors)
+                for slot, tensor in self.optimizer.state[parameter].items():
+                    if tensor.shape not in ((), parameter.shape):
+                        raise TypeError(f"optimizer.{name}.{slot} is of shape {tuple(tensor.shape)}")
+            for name, tensor in tensors.items():
+                check_finite(path, name, tensor)
             self.generator.set_state(tensors["generator"])
             start = self.model.start(1)
             carry = list(_under("carry.", tensors).values())
+            self._check_carry(carry, start if isinstance(start, tuple) else (start,))
             self.carry = type(start)(*carry) if isinstance(start, tuple) else carry[0]
-        except (KeyError, TypeError, IndexError, RuntimeError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
             raise CheckpointError(f"{path} is not a whole checkpoint of this run: {error}") from None
         if self.position.best < math.inf:
             self.best_weights = read_tensors(folder / "model.safetensors")[0]
@@ -424,13 +456,22 @@ class _Trainer:
             os.truncate(journal, journal_bytes)  # what came later is done again
 
 
+def _position(path: Path, about: dict[str, Any]) -> _Position:
+    """The position a checkpoint's header describes, every field of its type and range."""
+    fields = {field.name for field in dataclasses.fields(_Position)}
+    check_keys(path, about, fields)
+    whole = ("epoch", "batch", "step", "waited", "tokens")
+    for name in fields:
+        if name == "best" and about.get(name) == math.inf:
+            continue
+        number_in(path, about, name, 0, 1e15, whole=name in whole)
+    return _Position(**about)
+
+
 def _put(model: NeuralLanguageModel, tensors: dict[str, Tensor], path: Path) -> None:
     """Nothing; afterwards the model has these weights."""
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{path} does not fit config.json and vocabulary.txt: {reason}") from None
+    check_tensors(path, tensors, model.state_dict(), "config.json and vocabulary.txt")
+    model.load_state_dict(tensors)
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

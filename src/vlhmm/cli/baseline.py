@@ -88,8 +88,6 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     if args.threads is not None:
-        if args.threads < 1:
-            raise ConfigError(f"--threads is {args.threads}, expected at least 1")
         torch.set_num_threads(args.threads)
     corpus = load_training_corpus(args)
     began = time.monotonic()

@@ -59,10 +59,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """0 when every text has its perplexity."""
-    from vlhmm.errors import ConfigError
-
-    if args.streams < 1:
-        raise ConfigError(f"--streams {args.streams} must be at least 1")
     device = setup(args)
     import vlhmm
     from vlhmm.evaluation.perplexity import evaluate

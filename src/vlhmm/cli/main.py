@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
     """A wrong argument gets one line that tells where to look, as every other error."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"vlhmm: {message}; see {self.prog} --help\n")
+        raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def available() -> dict[str, str]:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from vlhmm.cli.common import note_to, tokens, verb_parser
+from vlhmm.cli.common import note_to, verb_parser
+from vlhmm.cli.numbers import count, tokens
 
 EPILOG = """\
 TEXT is a file of whitespace-tokenized text, one sentence a line (UTF-8; .gz, .zst too), or - for standard input.
@@ -45,8 +46,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--end-of-text", metavar="TOKEN", help="the tokenizer's token after every text (default: <|im_end|>, </s>, ...)"
     )
-    parser.add_argument("--max-vocab", type=int, metavar="N", help="keep the N most frequent words")
-    parser.add_argument("--min-count", type=int, default=1, metavar="N", help="keep words seen N times or more")
+    parser.add_argument("--max-vocab", type=count(2), metavar="N", help="keep the N most frequent words")
+    parser.add_argument("--min-count", type=count(1), default=1, metavar="N", help="keep words seen N times or more")
     parser.add_argument(
         "--shard-tokens", type=tokens, default=1 << 25, metavar="N", help="tokens per shard (default: 2^25)"
     )

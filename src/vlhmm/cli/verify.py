@@ -41,10 +41,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """0 when every check is within its bounds, 1 otherwise."""
     from vlhmm.analysis.verify import verify
-    from vlhmm.errors import ConfigError
-
-    if args.texts < 1:
-        raise ConfigError(f"--texts {args.texts}: expected at least 1")
     from vlhmm.data.manifest import read_manifest
 
     folder, note = Path(args.run_folder), note_to(args.quiet)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from vlhmm.data.atomic_io import display_name, open_bytes
 from vlhmm.errors import DataError
+from vlhmm.limits import MAX_STATES, digits, shortened
 
 
 def numbered_lines(path: str | Path) -> list[tuple[int, str]]:
@@ -22,8 +23,9 @@ def numbered_lines(path: str | Path) -> list[tuple[int, str]]:
 
 
 def parse_integers(where: str, text: str) -> list[int]:
-    """The comma separated whole numbers of `text`."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise DataError(f"{where}: got {text[:40]!r}, expected whole numbers") from None
+    """The comma separated whole numbers of `text`, each at most `MAX_STATES`."""
+    found = [digits(part) for part in text.split(",")]
+    numbers = [number for number in found if number is not None and number <= MAX_STATES]
+    if len(numbers) < len(found):
+        raise DataError(f"{where}: got {shortened(text)}, expected whole numbers of at most {MAX_STATES:,}")
+    return numbers

@@ -20,6 +20,7 @@ from jaxtyping import Int64
 from vlhmm.clustering._files import numbered_lines, parse_integers
 from vlhmm.data.atomic_io import write_atomically
 from vlhmm.errors import ConfigError, DataError
+from vlhmm.limits import digits, shortened
 
 FORMAT_VERSION = 1
 
@@ -195,9 +196,11 @@ class Blocks:
                 wanted = "word TAB block TAB count" if partition else "word TAB comma separated states"
                 raise DataError(f"{where}: got {len(fields)} fields, expected {wanted}")
             word = fields[0]
+            if partition and digits(fields[2]) is None:
+                raise DataError(f"{where}: the count is {shortened(fields[2])}, expected a whole number")
             if word not in id_of:
                 raise DataError(
-                    f"{where}: the word {word!r} is not in the vocabulary; the two files belong to different models"
+                    f"{where}: the word {shortened(word)} is not in the vocabulary; the two files belong to different models"
                 )
             if id_of[word] in found:
                 raise DataError(f"{where}: the word {word!r} is there twice; remove one")
@@ -325,12 +328,17 @@ def _uniform_from(table: list[list[int]], num_states: int, states_per_group: int
     return Blocks(np.arange(len(table), dtype=np.int64), states_of_group, num_states, False, alive)
 
 
+_HEADER = ("vlhmm", "kind", "num_states", "states_per_group", "num_alive")
+
+
 def _header_and_rows(path: str | Path) -> tuple[dict[str, str], list[tuple[int, str]]]:
     # A header line starts with hash and blank. No word holds a blank, so the word "#" is not taken for one.
     lines = numbered_lines(path)
     header: dict[str, str] = {}
     while lines and lines[0][1].startswith("# "):
         name, _, value = lines.pop(0)[1].removeprefix("# ").partition(" ")
+        if name not in _HEADER or name in header:
+            raise DataError(f"{path}: header line {shortened(name)}, expected each of {', '.join(_HEADER)} once")
         header[name] = value
     if header.get("vlhmm") != f"blocks {FORMAT_VERSION}":
         raise DataError(

@@ -14,6 +14,7 @@ import numpy as np
 from vlhmm.clustering._files import numbered_lines
 from vlhmm.data.atomic_io import write_atomically
 from vlhmm.errors import ConfigError, DataError
+from vlhmm.limits import digits
 
 
 class WordPaths(NamedTuple):
@@ -68,7 +69,7 @@ def read_paths(path: str | Path, words: Sequence[str], own_block: Sequence[str] 
     word_count = np.zeros(len(words), dtype=np.int64)
     for number, line in numbered_lines(path):
         fields = line.split("\t")
-        if len(fields) != 3 or not fields[0] or set(fields[0]) - {"0", "1"} or not fields[2].isdecimal():
+        if len(fields) != 3 or not fields[0] or set(fields[0]) - {"0", "1"} or digits(fields[2]) is None:
             raise DataError(f"{path}, line {number}: got {line[:60]!r}, expected bit string TAB word TAB count")
         index = id_of.get(fields[1])
         if index is None:
@@ -76,7 +77,7 @@ def read_paths(path: str | Path, words: Sequence[str], own_block: Sequence[str] 
         if path_of_word[index] is not None:
             raise DataError(f"{path}, line {number}: the word {fields[1]!r} is there twice; remove one")
         path_of_word[index] = fields[0]
-        word_count[index] = int(fields[2])
+        word_count[index] = digits(fields[2]) or 0
     for word in own_block:
         if word in id_of and path_of_word[id_of[word]] is None:
             path_of_word[id_of[word]] = _free_path(path_of_word)

@@ -30,16 +30,20 @@ import torch
 from torch import Tensor
 
 from vlhmm.data.atomic_io import replace_atomically
+from vlhmm.data.checked import check_keys, number_in, read_object, text_in
 from vlhmm.data.manifest import write_listed
 from vlhmm.data.text import Text
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, DataError
 from vlhmm.evaluation.perplexity import Rule, token_log_probs
 from vlhmm.evaluation.protocol import LanguageModel
+from vlhmm.limits import shortened
 
 KIND = "mixture"
 FORMAT_VERSION = 1
 _NAME = re.compile(r"[0-9a-f]{16}")  # of a component's folder: never a path
+_REMEDY = "restore it, or make it again with vlhmm mix"
+MAX_COMPONENTS = 10_000
 _WRITTEN_FIRST = ("components", "vocabulary.txt", "manifest.json")  # what a kill may leave without config.json
 _NOT_COPIED = ("journal.jsonl", "teacher.txt.gz", "usage.safetensors")  # nothing that loading reads
 
@@ -284,27 +288,27 @@ def read_mixture(folder: str | Path) -> StoredMixture:
     """Read and check a mixture's config.json and the files that it names, none of them outside the folder."""
     folder = Path(folder)
     path = folder / "config.json"
-    try:
-        config = json.loads(path.read_bytes())
-        version, rule, entries = config["format_version"], config["context"], config["components"]
-        found = [
-            (str(e["name"]), float(e["weight"]), str(e["source"]), {str(k): str(v) for k, v in e["sha256"].items()})
-            for e in entries
-        ]
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} does not describe a mixture ({error}); make it again with vlhmm mix") from None
-    if version != FORMAT_VERSION:
+    config = read_object(folder, "config.json", _REMEDY)
+    if config.get("format_version") != FORMAT_VERSION:
         raise CheckpointError(
-            f"{path} has format_version {version!r}, expected {FORMAT_VERSION}; make it with vlhmm mix"
+            f"{path} has format_version {shortened(config.get('format_version'))}, expected {FORMAT_VERSION}; {_REMEDY}"
         )
-    total = sum(weight for _, weight, _, _ in found)
-    fits = found and all(0 <= w <= 1 for _, w, _, _ in found) and abs(total - 1) < 1e-6 and rule in ("reset", "carry")
-    if not fits:
-        raise CheckpointError(
-            f"{path} has no weights that sum to one, or no context rule; make it again with vlhmm mix"
-        )
+    check_keys(path, config, ("format_version", "kind", "context", "components", "valid"))
+    rule: Rule = text_in(path, config, "context", ("reset", "carry"))  # type: ignore[assignment]
+    entries = config.get("components")
+    if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_COMPONENTS:
+        raise CheckpointError(f"{path} does not describe a mixture: it has no list of components; {_REMEDY}")
+    found = []
+    for number, entry in enumerate(entries):
+        where = f"components[{number}]."
+        if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), dict):
+            raise CheckpointError(f"{path}: components[{number}] does not describe a mixture's component; {_REMEDY}")
+        check_keys(path, entry, ("name", "weight", "source", "sha256"), where)
+        weight = float(number_in(path, entry, "weight", 0, 1, where=where))
+        source = text_in(path, entry, "source", where=where)
+        found.append((text_in(path, entry, "name", where=where), weight, source, entry["sha256"]))
+    if not abs(math.fsum(weight for _, weight, _, _ in found) - 1) < 1e-6:
+        raise CheckpointError(f"{path} has weights that do not sum to one; {_REMEDY}")
     components = []
     for name, weight, source, digests in found:
         component = folder / "components" / name
@@ -314,7 +318,7 @@ def read_mixture(folder: str | Path) -> StoredMixture:
             )
         for file, digest in digests.items():
             part = component / file
-            if Path(file).name != file or not part.resolve().is_relative_to(folder.resolve()):
+            if Path(file).name != file or "\0" in file or not part.resolve().is_relative_to(folder.resolve()):
                 raise CheckpointError(f"{path} names a file outside its folder: {file!r}; make it again with vlhmm mix")
             if not part.is_file() or _digest(part) != digest:
                 raise CheckpointError(

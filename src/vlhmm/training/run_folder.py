@@ -25,6 +25,7 @@ from torch import Tensor
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.config import from_dict, to_dict, to_json
 from vlhmm.data.atomic_io import replace_atomically, write_atomically
+from vlhmm.data.checked import check_tensors, read_object
 from vlhmm.data.manifest import (
     accept_files,
     check_manifest,
@@ -38,6 +39,7 @@ from vlhmm.data.tokenizer import TokenVocabulary
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, VlhmmError
 from vlhmm.hmm import HMM
+from vlhmm.limits import shortened
 from vlhmm.training.calibration import Factors, scaled
 from vlhmm.training.config import FORMAT_VERSION, RunConfig
 from vlhmm.training.migration import migrated
@@ -62,7 +64,7 @@ class CheckpointState:
     def __post_init__(self) -> None:
         for name in ("step", "updates", "tokens", "journal_bytes"):
             if not 0 <= getattr(self, name) < 1 << 62:
-                raise ConfigError(f"{name} is {_short(getattr(self, name))}, expected a whole number from 0")
+                raise ConfigError(f"{name} is {shortened(getattr(self, name))}, expected a whole number from 0")
         if not 0 <= self.seconds < math.inf:
             raise ConfigError(f"seconds is {self.seconds}, expected 0 or more")
         for name in ("log_likelihood", "valid"):
@@ -75,13 +77,13 @@ class CheckpointState:
             raise ConfigError("plateau has other fields than best, checks_since_best and divisions")
         best = self.plateau["best"]
         if best is not None and not (type(best) in (int, float) and 0 < best < math.inf):
-            raise ConfigError(f"plateau.best is {_short(best)}, expected a perplexity")
+            raise ConfigError(f"plateau.best is {shortened(best)}, expected a perplexity")
         for name in ("checks_since_best", "divisions"):
             count = self.plateau[name]
             if type(count) is not int or not 0 <= count < 1 << 31:
-                raise ConfigError(f"plateau.{name} is {_short(count)}, expected a whole number from 0")
+                raise ConfigError(f"plateau.{name} is {shortened(count)}, expected a whole number from 0")
         if self.tensors_file != f"step-{self.step:08d}.safetensors":
-            raise ConfigError(f"tensors is {_short(self.tensors_file)}, expected step-{self.step:08d}.safetensors")
+            raise ConfigError(f"tensors is {shortened(self.tensors_file)}, expected step-{self.step:08d}.safetensors")
 
 
 class LoadedRun(NamedTuple):
@@ -148,25 +150,13 @@ class RunFolder:
             corpus["removed_settings"] = removed
         try:
             if not isinstance(corpus, dict):
-                raise ConfigError(f"corpus is {_short(corpus)}, expected an object")
+                raise ConfigError(f"corpus is {shortened(corpus)}, expected an object")
             return from_dict(RunConfig, content), corpus
         except (VlhmmError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(f"{self.config_path} does not describe a vlhmm run: {error}") from None
 
     def _json(self, path: Path) -> dict[str, Any]:
-        try:
-            content = json.loads(confined(self.path, str(path.relative_to(self.path))).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise CheckpointError(
-                f"{self.path} is no finished or started run: it has no {path.name}; make one with vlhmm train --out {self.path}"
-            ) from None
-        except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of thousands of digits
-            raise CheckpointError(f"{path} is damaged ({_short(error)}); restore it or train again") from None
-        except OSError as error:
-            raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-        if not isinstance(content, dict):
-            raise CheckpointError(f"{path} is damaged: expected a JSON object; restore it or train again")
-        return content
+        return read_object(self.path, path.relative_to(self.path).as_posix())
 
     def vocabulary(self) -> Vocabulary:
         """The words of the run, or the ids of its tokenizer, which must be the one it was trained with."""
@@ -311,7 +301,7 @@ class RunFolder:
                 return
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
-                f"{self.model_path} is missing or damaged ({_short(error)}), and the checkpoint has only the last weights, "
+                f"{self.model_path} is missing or damaged ({shortened(error)}), and the checkpoint has only the last weights, "
                 f"not the best; restore it, or remove {self.checkpoint_path} to train again from the start"
             ) from None
 
@@ -338,7 +328,7 @@ class RunFolder:
                         raise ValueError("no event")
                 except (ValueError, RecursionError) as error:
                     raise CheckpointError(
-                        f"{self.journal_path}, line {number}: damaged ({_short(error)}); restore it, or remove that line"
+                        f"{self.journal_path}, line {number}: damaged ({shortened(error)}); restore it, or remove that line"
                     ) from None
                 yield event
 
@@ -364,15 +354,6 @@ def _checksum(values: dict[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=32).hexdigest()
 
 
-def _short(value: object) -> str:
-    """A value for an error line: at most 80 characters."""
-    try:
-        text = str(value) if isinstance(value, Exception) else repr(value)
-    except ValueError:  # an integer of thousands of digits
-        text = "a number of thousands of digits"
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def load_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
@@ -383,19 +364,6 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_into(module: torch.nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Copies weights into a module; names or shapes that differ are refused."""
-    expected = module.state_dict()
-    wrong = sorted(expected.keys() ^ weights.keys())
-    wrong += [
-        name
-        for name in sorted(expected.keys() & weights.keys())
-        if (expected[name].shape, expected[name].dtype) != (weights[name].shape, weights[name].dtype)
-    ]
-    if wrong:
-        raise CheckpointError(
-            f"{path} does not fit config.json and blocks.tsv beside it ({wrong[0]} differs); the files are of different runs"
-        )
-    for name, tensor in weights.items():
-        if not torch.isfinite(tensor).all():
-            raise CheckpointError(f"{path} is damaged: {name} holds numbers that are not finite; restore it or train again")
+    """Copy weights into a module; names, shapes or dtypes that differ, and numbers that are not finite, are refused."""
+    check_tensors(path, weights, module.state_dict(), "config.json and blocks.tsv beside it")
     module.load_state_dict(weights)
