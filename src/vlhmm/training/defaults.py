@@ -18,13 +18,12 @@ from vlhmm.training.config import RunConfig
 from vlhmm.training.presets import preset
 from vlhmm.training.run_folder import RunFolder
 
-TOKENS_PER_STATE = 48  # the text supports a state by so many tokens ...
+TOKENS_PER_STATE = 96  # the text supports a state by so many tokens ...
 LEAST_TOKENS_PER_STATE = 8  # ... and with fewer than these most states have nothing to learn from
 FEWEST_STATES, MOST_STATES = 2**6, 2**14  # by default: minutes on two cores
 STATES_PER_BLOCK = 32
 MOST_BLOCKS = 256
-ITERATIONS = 150
-LONG_TEXT = 1_000_000  # tokens, from which on 100 iterations are enough
+ITERATIONS = 100
 E_STEP_TOKENS = 2_000_000  # of a text twice as long or longer; before, an E-step reads all of it
 
 
@@ -105,14 +104,13 @@ def choose_iterations(num_tokens: int, given: Mapping[str, Any], value: Any, in_
     """Choose epochs, and E-steps on parts of a long text."""
     if given.get("training.method", "em") != "em":
         return
-    iterations = ITERATIONS if num_tokens < LONG_TEXT else 100
     e_steps = 1
     if in_parts or (num_tokens >= 2 * E_STEP_TOKENS and not given.get("training.guide_weight")):
         e_tokens = value("training.em_tokens", E_STEP_TOKENS, "tokens per E-step: the text is read in parts")
         e_steps = 1 if e_tokens is None else max(1, math.ceil(num_tokens / e_tokens))
         if e_steps > 1:
             value("training.checks_per_epoch", e_steps / 10, "a validation every 10 E-steps")
-    epochs = max(1.0, round(iterations / e_steps, 1)) if e_steps > 1 else float(iterations)
+    epochs = max(1.0, round(ITERATIONS / e_steps, 1)) if e_steps > 1 else float(ITERATIONS)
     value("training.epochs", epochs, f"{math.ceil(epochs * e_steps)} E-steps in all")
 
 

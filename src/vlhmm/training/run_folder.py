@@ -217,9 +217,9 @@ class RunFolder:
     def _check_size(self, config: RunConfig, blocks: Blocks) -> None:
         """Before a model is built: an error if config.json describes one that blocks.tsv or the weights cannot be of."""
         model = config.model
-        if model.num_states != blocks.num_states:
+        if model.num_states != blocks.num_real_states:  # uneven blocks have padding beside them
             raise CheckpointError(
-                f"{self.config_path} has {model.num_states:,} states, blocks.tsv beside it {blocks.num_states:,}; "
+                f"{self.config_path} has {model.num_states:,} states, blocks.tsv beside it {blocks.num_real_states:,}; "
                 "the files are of different runs"
             )
         least = 0
