@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 Document = list[str]  # lines of blank-separated words
-LIMIT = 400_000  # words of code, opcodes and events
+LIMIT = 400_000  # words of each text, about
 WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
 
 
@@ -144,7 +144,7 @@ def subwords(path: Path) -> Iterator[Document]:
 
 
 def write(out: Path, name: str, documents: Iterator[Document]) -> None:
-    """Write the three splits, at most LIMIT words in all but for prose."""
+    """Write the three splits, about LIMIT words in all at most."""
     parts: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
     words = 0
     for number, document in enumerate(documents):
@@ -152,7 +152,7 @@ def write(out: Path, name: str, documents: Iterator[Document]) -> None:
         part = {7: "valid", 17: "test"}.get(number % 20, "train")
         parts[part] += lines
         words += sum(map(len, map(str.split, lines)))
-        if words > LIMIT and name in ("code", "opcodes", "events"):
+        if words > LIMIT:
             break
     for part, lines in parts.items():
         (out / f"{name}.{part}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
