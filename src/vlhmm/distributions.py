@@ -11,7 +11,7 @@ The context rule is part of the chain: under "reset" it starts again from p(z_1)
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -45,6 +45,7 @@ class HMMDistributions:
 
     eos: int = -1  # the word after which the chain may restart, set by `under`
     rule: str = "reset"
+    interrupt: Callable[[], None] | None = None  # called between parts of long products; stops them by raising
 
     def __init__(self, potentials: ModelPotentials, blocks: Blocks, dtype: torch.dtype | None = None) -> None:
         log_emission = potentials.log_emission.detach()
@@ -208,6 +209,8 @@ class HMMDistributions:
         few = len(chunks[0]) if is_wide else max(1, WIDENED_AT_ONCE // self.num_states)
         wide = buffer if is_wide else torch.empty(few, self.num_states, dtype=torch.float64, device=self.device)
         for states in chunks:
+            if self.interrupt is not None:
+                self.interrupt()
             if reached is not None:
                 states = states[reached[states]]
             if len(states):
@@ -239,6 +242,8 @@ class HMMDistributions:
         alpha, groups = alpha.double(), self._group_index(groups)
         result = alpha.new_empty(len(groups), self.num_states)
         for group in groups.unique().tolist():
+            if self.interrupt is not None:
+                self.interrupt()
             chosen = groups == group
             result[chosen] = alpha[chosen] @ self.rows(self.states_of_group[group])
         return result

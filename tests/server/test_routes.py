@@ -19,7 +19,7 @@ from vlhmm.distributions import HMMDistributions  # noqa: E402
 from vlhmm.language_model import HMMLanguageModel  # noqa: E402
 from vlhmm.mixture import MixtureLanguageModel  # noqa: E402
 from vlhmm.server import scoring  # noqa: E402
-from vlhmm.server.app import Server  # noqa: E402
+from vlhmm.server.app import PAGE_FILES, Server  # noqa: E402
 from vlhmm.server.limits import Limits  # noqa: E402
 
 WORDS = [word for word in VOCABULARY.words if not word.startswith("<")]
@@ -399,10 +399,29 @@ def test_the_scheduler_scores_what_waits_in_one_pass():
     assert scheduler.score_passes == 1 and scheduler.scored_texts == 20
 
 
+def test_a_question_that_nobody_waits_for_is_stopped_within_its_products():
+    from vlhmm.server.scheduler import CallJob, Scheduler
+
+    scheduler = Scheduler(make_model())
+    reached = []
+
+    def call(given_up):
+        job.give_up()  # as when the client goes away meanwhile
+        reached.append("before")
+        scheduler.model.infill(f"{A} [MASK:1-3] {B}")
+        reached.append("after")
+
+    job = scheduler.submit(CallJob(call))
+    following = scheduler.submit(CallJob(lambda given_up: "answered"))
+    scheduler.start()
+    assert following.future.result(10) == "answered" and reached == ["before"]
+    scheduler.close()
+
+
 def test_the_document_lists_every_route(client):
     paths = set(client.get("/openapi.json").json()["paths"])
     served = {route.path.replace(":path", "") for route in Server(MODEL, "tiny").app.routes}
-    assert served - paths == {"/", "/{file}"} and paths <= served
+    assert served - paths == {"/", *(f"/{name}" for name in PAGE_FILES)} and paths <= served
 
 
 def test_metrics_count_answers(client):

@@ -134,6 +134,7 @@ def serve(args: argparse.Namespace, ready: Callable[[str], None] | None) -> int:
         h11_max_incomplete_event_size=64 << 10,
     )
     program = uvicorn.Server(config)
+    sys.setswitchinterval(0.001)  # the event loop gets its turn soon while the model's thread runs Python
 
     def end(number: int, frame: object) -> None:
         program.should_exit = True

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from vlhmm.constraints.automaton import free, with_free_state
+from vlhmm.constraints.automaton import Automaton, free, with_free_state
 from vlhmm.constraints.constraint import Constraint, compile_constraint
 from vlhmm.data.user_text import DEFAULT_MEMORY, check_sample_memory, generator_of
 from vlhmm.errors import QueryError
@@ -190,12 +190,12 @@ def prepare_items(
     model: "HMMLanguageModel",
     items: list[Item],
     words: list[str],
-    constraint: Constraint | None,
+    constraint: Constraint | Automaton | None,
     scope: Scope,
     allow_eos: bool,
     memory: float,
 ) -> Infilling:
-    """The same for items that are parsed already; `words` names them."""
+    """The same for items that are parsed already; `words` names them. A constraint may be compiled already too."""
     distributions, vocabulary = model.distributions, model.vocabulary
     if scope not in ("text", "gaps"):
         raise QueryError(f"unknown scope {scope!r}, expected text or gaps")
@@ -205,7 +205,8 @@ def prepare_items(
         automaton, extra = free(len(vocabulary), vocabulary.eos), None
         starts = [automaton.initial]
     else:
-        automaton, extra = with_free_state(compile_constraint(constraint, vocabulary))
+        compiled = constraint if isinstance(constraint, Automaton) else compile_constraint(constraint, vocabulary)
+        automaton, extra = with_free_state(compiled)
         starts = [automaton.initial, extra]
     plan = make_plan(distributions, items, automaton, allow_eos, starts)
     if not plan.possible(automaton.initial):

@@ -29,7 +29,7 @@ from vlhmm.server.limits import Limits
 from vlhmm.server.openapi import document
 from vlhmm.server.responses import event_stream, json_response, off_loop
 from vlhmm.server.scheduler import CallJob, Job, Scheduler, ScoreJob
-from vlhmm.server.tokenizer import Tokenizer
+from vlhmm.server.tokenizer import tokenizer_of
 
 PAGE = Path(__file__).parent / "page"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "testserver")
@@ -66,7 +66,7 @@ class Server:
         loopback_only: bool = True,
     ) -> None:
         self.model, self.name, self.limits, self.api_key = model, name, limits or Limits(), api_key
-        self.tokenizer = Tokenizer(model.vocabulary)
+        self.tokenizer = tokenizer_of(model.vocabulary)
         self.scheduler = Scheduler(model, self.limits.batch_tokens)
         self.explorer = Explorer(model, run, self.limits.memory)
         self.loopback_only = loopback_only
@@ -96,7 +96,7 @@ class Server:
             Route("/tokenize", self._guarded(self._tokenize), methods=post),
             Route("/detokenize", self._guarded(self._detokenize), methods=post),
             Route("/", self._page, methods=get),
-            Route("/{file}", self._page, methods=get),
+            *(Route(f"/{name}", self._page, methods=get) for name in PAGE_FILES),
         ]
         self.app = Starlette(
             routes=routes,
@@ -340,7 +340,7 @@ class Server:
         body = await self.body(request)
         context = read.text(body, "context", "")
         top_k = read.integer(body, "top_k", 10, 1, max(1000, len(self.model.vocabulary)))
-        self.check_tokens(len(context.split()), "context")
+        self.check_tokens(await self.count(context), "context")
         return await self.ask(request, lambda: queries.next_words(self.model, context, top_k or 10))
 
     async def _posteriors(self, request: Request) -> Response:
@@ -348,7 +348,7 @@ class Server:
         text, eos = read.text(body, "text"), read.boolean(body, "eos", True)
         top_k = read.integer(body, "top_k", 5, 1, self.limits.logprobs) or 5
         states = read.integer(body, "num_states", 8, 1, self.limits.logprobs) or 8
-        words = len(text.split())
+        words = await self.count(text)
         if not words:
             raise RequestError("text is empty, expected at least one word", "text")
         if words > self.limits.posterior_words:
@@ -368,9 +368,9 @@ class Server:
         eos, allow_eos = read.boolean(body, "eos", True), read.boolean(body, "allow_eos", False)
         stream = read.boolean(body, "stream", False)
         seed = self.seed(body)
-        self.check_tokens(len(template.split()), "template")
+        self.check_tokens(await self.count(template), "template")
         queries.check_template(self.model, template, limits)
-        constraint = queries.constraint_of(body, limits)
+        constraint = queries.constraint_of(self.model, body, limits)
         self.check_states("infill")
 
         def parts() -> Iterator[dict[str, Any]]:
@@ -443,9 +443,7 @@ class Server:
         )
 
     async def _page(self, request: Request) -> Response:
-        name = request.path_params.get("file", "index.html")
-        if name not in PAGE_FILES:
-            raise HTTPException(404)
+        name = request.scope["route"].path.removeprefix("/") or "index.html"
         return FileResponse(PAGE / name, media_type=PAGE_FILES[name], headers=_PAGE_HEADERS)
 
     # ---- what routes share
@@ -459,6 +457,10 @@ class Server:
         """Refuse more tokens than one request may bring."""
         if count > self.limits.prompt_tokens:
             raise RequestError(f"{param} has {count:,} tokens, expected at most {self.limits.prompt_tokens:,}", param)
+
+    async def count(self, text: str) -> int:
+        """Return how many tokens a text has."""
+        return len(await off_loop(len(text), lambda: self.tokenizer.encode(text)))
 
     def top(self, request: Request, default: int = 10) -> int:
         value = request.query_params.get("top", str(default))

@@ -37,8 +37,7 @@ class Completion:
         self.stream = read.boolean(body, "stream", False)
         self.logprobs = read.integer(body, "logprobs", None, 0, limits.logprobs)
         self.suffix = None if body.get("suffix") is None else server.tokenizer.encode(read.text(body, "suffix"))
-        wish = body.get("structured_outputs")
-        self.constraint = None if wish is None else queries.structured(wish, limits)
+        self.structured = body.get("structured_outputs")  # read by the worker: an automaton may take seconds
         options = body.get("stream_options")
         if options is not None and not isinstance(options, dict):
             raise RequestError("stream_options takes an object", "stream_options")
@@ -59,7 +58,7 @@ class Completion:
             stop=tuple(read.strings(body, "stop", 4)),
             seed=server.seed(body),
         )
-        self.exact = self.suffix is not None or self.constraint is not None
+        self.exact = self.suffix is not None or self.structured is not None
         self.low = _or(read.integer(body, "min_tokens", None, 0, limits.gap_words), 1 if self.suffix is not None else 0)
         if self.exact:
             self._check_exact()
@@ -128,8 +127,8 @@ class Completion:
                 tops.append(None)
                 continue
             logs.append(_number(token.log_prob))
-            blank = " " if word.startswith(" ") else ""
-            top = {blank + self.server.tokenizer.word(i): _number(value) for i, value in token.top}
+            first = not word.startswith(" ")  # as the token itself is written
+            top = {self.server.tokenizer.shown(i, first): _number(value) for i, value in token.top}
             tops.append(top | {word: _number(token.log_prob)})
         return {
             "tokens": words,
@@ -161,7 +160,7 @@ async def answer(server: "Server", request: Request, body: read.Body) -> Respons
             scored = await server.wait_for(request, ScoreJob(prompts, wanted.logprobs))
         rows: list[Row] = []
         if wanted.wishes.max_tokens:
-            generation = Generation(server.model, prompts, wanted.n, wanted.wishes, server.tokenizer.word)
+            generation = Generation(server.model, prompts, wanted.n, wanted.wishes, server.tokenizer)
             await server.wait_for(request, GenerateJob(generation))
             rows = generation.rows
     size = len(prompts) * wanted.n * wanted.wishes.max_tokens
@@ -195,7 +194,7 @@ def _whole(wanted: Completion, scored: list[list[Token]] | None, rows: list[Row]
                 ids = [*given, *(token.id for token in made)]
                 logprobs = wanted.logprobs_json([*before, *made], tokenizer.words(ids), 0)
         elif wanted.logprobs is not None:
-            words = tokenizer.words([*given[:1], *(token.id for token in made)])[len(given[:1]) :]
+            words = tokenizer.words([token.id for token in made], not given)
             logprobs = wanted.logprobs_json(made, words, 0)
         choices.append(wanted.choice(index, text, logprobs, finish))
     return wanted.envelope(choices, wanted.usage(sum(len(row.tokens) for row in rows)))
@@ -215,6 +214,8 @@ async def _exact(wanted: Completion, request: Request) -> tuple[list[dict[str, A
 
     def call(given_up: Callable[[], bool]) -> list[dict[str, Any]]:
         choices: list[dict[str, Any]] = []
+        wish = wanted.structured
+        constraint = None if wish is None else queries.structured(server.model, wish, server.limits)
         for number, prompt in enumerate(prompts):
             if given_up():
                 break
@@ -224,7 +225,7 @@ async def _exact(wanted: Completion, request: Request) -> tuple[list[dict[str, A
                 wanted.suffix,
                 wanted.low,
                 wanted.wishes.max_tokens,
-                wanted.constraint,
+                constraint,
                 server.limits,
             )
             if wanted.wishes.temperature == 0:
@@ -232,7 +233,7 @@ async def _exact(wanted: Completion, request: Request) -> tuple[list[dict[str, A
             else:
                 fills = ready.sample(wanted.n, wanted.wishes.seed + number)
             for fill in fills:
-                text = (" " if prompt and fill.gaps[0] else "") + " ".join(fill.gaps[0])
+                text = server.tokenizer.text(fill.gaps[0], not prompt)
                 if wanted.echo:
                     text = server.tokenizer.decode(wanted.prompts[number]) + text
                 choice = wanted.choice(len(choices), text, None, "stop")
@@ -256,7 +257,7 @@ async def _streamed(wanted: Completion) -> AsyncIterator[dict[str, Any]]:
     if wanted.wishes.max_tokens == 0:
         raise RequestError("max_tokens is 0, expected at least 1 for a stream", "max_tokens")
     prompts = [wanted.bare(prompt) for prompt in wanted.prompts]
-    generation = Generation(server.model, prompts, wanted.n, wanted.wishes, server.tokenizer.word)
+    generation = Generation(server.model, prompts, wanted.n, wanted.wishes, server.tokenizer)
     pieces: AsyncIterator[Piece] = await server.parts(lambda listen: GenerateJob(generation, listen))
 
     async def events() -> AsyncIterator[dict[str, Any]]:
@@ -265,10 +266,7 @@ async def _streamed(wanted: Completion) -> AsyncIterator[dict[str, Any]]:
             if not (piece.text or piece.finish):
                 continue
             given = wanted.prompts[piece.row // wanted.n]
-            words = []
-            for number, token in enumerate(piece.tokens):
-                blank = " " if given or number or offsets[piece.row] else ""
-                words.append(blank + server.tokenizer.word(token.id))
+            words = server.tokenizer.words([token.id for token in piece.tokens], not given and not offsets[piece.row])
             logprobs = wanted.logprobs_json(piece.tokens, words, offsets[piece.row])
             offsets[piece.row] += sum(map(len, words))
             yield wanted.envelope([wanted.choice(piece.row, piece.text, logprobs, piece.finish)], None)

@@ -4,8 +4,9 @@ Each step predicts the next word of every open text in one pass; every request d
 log-probability is the model's own, whatever temperature and top-p make of the distribution it was drawn from.
 """
 
+import codecs
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +20,7 @@ from vlhmm.queries import left_to_right
 from vlhmm.queries.left_to_right import has_hidden_states
 from vlhmm.queries.next_word import after, impossible_context
 from vlhmm.server.scoring import Token
+from vlhmm.server.tokenizer import Tokenizer
 
 Finish = Literal["stop", "length"]
 _ROWS_AT_ONCE = 64
@@ -49,42 +51,38 @@ class Row:
     """One text on its way."""
 
     prompt: Sequence[int]
-    word_of: Callable[[int], str]
+    tokenizer: Tokenizer
     stop: tuple[str, ...]
     max_tokens: int
     group: int | None = None
     alpha: Tensor | None = None
     tokens: list[Token] = field(default_factory=list)
+    begins: list[int] = field(default_factory=list)  # where each token begins in the text
     text: str = ""
     told: int = 0  # characters handed out
     told_tokens: int = 0
     finish: Finish | None = None
     last: Token | None = None  # the <eos> that ended it
+    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
     def push(self, token: Token, ended: bool) -> None:
-        """Add a token; an <eos> or a stop string ends the text and is not part of it."""
+        """Add a token; an <eos> or a stop string ends the text and is not part of it.
+
+        A character whose bytes come in several tokens is part of the text when it is whole.
+        """
         if ended:
             self.finish, self.last = "stop", token
             return
-        blank = " " if self.prompt or self.tokens else ""
+        spelled = self.tokenizer.spelled(token.id, not self.prompt and not self.tokens)
+        self.begins.append(len(self.text))
         self.tokens.append(token)
-        self.text += blank + self.word_of(token.id)
+        self.text += self.decoder.decode(spelled)
         found = [place for place in (self.text.find(mark) for mark in self.stop) if place >= 0]
         if found:
             self.text, self.finish = self.text[: min(found)], "stop"
-            self._drop_cut_tokens()
+            self.tokens = [kept for kept, begin in zip(self.tokens, self.begins, strict=True) if begin < len(self.text)]
         elif len(self.tokens) >= self.max_tokens:
             self.finish = "length"
-
-    def _drop_cut_tokens(self) -> None:
-        """Keep the tokens that begin before the cut."""
-        length, kept = 0, []
-        for token in self.tokens:
-            if length >= len(self.text):
-                break
-            kept.append(token)
-            length += len(self.word_of(token.id)) + (1 if self.prompt or len(kept) > 1 else 0)
-        self.tokens = kept
 
     def take(self, row: int) -> Piece:
         """Return what has not been handed out; what may be the start of a stop string is held back."""
@@ -106,11 +104,11 @@ class Generation:
     """One request's texts: `n` for each prompt."""
 
     def __init__(
-        self, model: Any, prompts: Sequence[Sequence[int]], n: int, wishes: Wishes, word_of: Callable[[int], str]
+        self, model: Any, prompts: Sequence[Sequence[int]], n: int, wishes: Wishes, tokenizer: Tokenizer
     ) -> None:
         self.model, self.wishes, self.eos = model, wishes, model.vocabulary.eos
         self.draw = Draw(generator_of(wishes.seed))
-        self.rows = [Row(prompt, word_of, wishes.stop, wishes.max_tokens) for prompt in prompts for _ in range(n)]
+        self.rows = [Row(prompt, tokenizer, wishes.stop, wishes.max_tokens) for prompt in prompts for _ in range(n)]
         self.n = n
         self.carries: list[Any] = []  # one for each prompt, of a model without hidden states
         self._ready = False

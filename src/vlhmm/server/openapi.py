@@ -39,7 +39,7 @@ def document(version: str, limits: Limits, vocab_size: int, needs_key: bool) -> 
                 "Surprisals, words expected given both sides, state posteriors, the best path",
                 _object(
                     {
-                        "text": _text(),
+                        "text": {"type": "string", "pattern": r"\S"},
                         "eos": _boolean(),
                         "top_k": _integer(1, limits.logprobs),
                         "num_states": _integer(1, limits.logprobs),
@@ -50,6 +50,9 @@ def document(version: str, limits: Limits, vocab_size: int, needs_key: bool) -> 
         },
         "/v1/infill": {"post": _post("Fill the gaps of a template, exactly", _infill(limits))},
     }
+    for path, answer in _answers().items():
+        for operation in paths[path].values():
+            operation["responses"]["200"]["content"]["application/json"]["schema"] = answer
     found: Schema = {
         "openapi": "3.1.0",
         "info": {"title": "vlhmm", "version": version, "description": "A hidden Markov language model, exactly."},
@@ -62,6 +65,71 @@ def document(version: str, limits: Limits, vocab_size: int, needs_key: bool) -> 
     return found
 
 
+def _answers() -> dict[str, Schema]:
+    """Return what each route answers with."""
+    number, text, whole = {"type": "number"}, {"type": "string"}, {"type": "integer"}
+    log_prob = {"type": ["number", "null"], "description": "nats; null for probability zero"}
+    word = _whole({"word": text, "probability": number})
+    logprobs = {"type": ["object", "null"]}
+    choice = _whole({"index": whole, "text": text, "logprobs": logprobs, "finish_reason": {"type": ["string", "null"]}})
+    usage = _whole({"prompt_tokens": whole, "completion_tokens": whole, "total_tokens": whole})
+    examples = _list(_whole({"words": _list(text), "places": _list(whole)}))
+    state = _whole({"state": whole, "probability": number, "words": _list(text)})
+    block = _whole({"block": whole, "probability": number, "words": _list(text)})
+    around = {
+        "next_words": _list(word),
+        "next_states": _list(state),
+        "next_blocks": _list(block),
+        "previous_words": _list(word),
+        "previous_states": _list(state),
+        "previous_blocks": _list(block),
+        "examples": examples,
+    }
+    used = {"usage": number, "usage_rank": whole, "num_words": whole, "words": _list(word)}
+    place = _whole(
+        {"word": text, "log_prob": log_prob, "path_state": whole, "states": {"type": "array"}, "expected": _list(word)}
+    )
+    model = _whole({"id": text, "object": {"const": "model"}, "created": whole, "vocab_size": whole})
+    special = _whole(
+        {"bos_token": text, "bos_token_id": whole, "eos_token": text, "eos_token_id": whole, "vocab_size": whole}
+    )
+    answer = {"id": text, "object": {"const": "text_completion"}, "created": whole, "model": text}
+    return {
+        "/health": _whole({"status": {"enum": ["ok", "stopping"]}}),
+        "/openapi.json": _whole({"openapi": text, "paths": {"type": "object"}}),
+        "/v1/models": _whole({"object": {"const": "list"}, "data": _list(model)}),
+        "/tokenizer_info": special,
+        "/tokenize": _whole({"tokens": _list(whole), "count": whole, "max_model_len": whole, "oov": whole}),
+        "/detokenize": _whole({"prompt": text}),
+        "/v1/completions": _whole(answer | {"choices": _list(choice), "usage": usage}),
+        "/v1/score": _whole(
+            {"text": text, "log_prob": log_prob, "num_tokens": whole, "oov": whole, "tokens": {"type": "array"}}
+        ),
+        "/v1/next": _whole({"context": text, "eos": text, "oov": whole, "entropy": number, "words": _list(word)}),
+        "/v1/posteriors": _whole({"text": text, "log_prob": log_prob, "path_log_prob": number, "places": _list(place)}),
+        "/v1/infill": _whole(
+            {"template": text, "mode": text, "log_evidence": log_prob, "constraint_log_prob": log_prob}
+        ),
+        "/v1/summary": _whole(
+            {"num_states": whole, "vocabulary_size": whole, "states": _list(state), "words": _list(word)}
+        ),
+        "/v1/map": _whole({"blocks": {"type": "array"}, "matrix": _list(_list(number))}),
+        "/v1/states/{state}": _whole({"state": whole} | used | around),
+        "/v1/blocks/{block}": _whole({"block": whole, "states": _list(state)} | used | around),
+        "/v1/words/{word}": _whole(
+            {"word": text, "id": whole, "frequency": number, "states": {"type": "array"}, "examples": examples}
+        ),
+    }
+
+
+def _whole(properties: Schema) -> Schema:
+    return _object(properties, *properties)
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
 def _get(summary: str, parameters: list[Schema] | None = None, content: str = "application/json") -> Schema:
     schema: Schema = {"type": "object"} if content == "application/json" else {"type": "string"}
     answers = {"200": {"description": "The answer", "content": {content: {"schema": schema}}}}
@@ -71,7 +139,7 @@ def _get(summary: str, parameters: list[Schema] | None = None, content: str = "a
 def _post(summary: str, schema: Schema) -> Schema:
     answer = {"description": "The answer", "content": {"application/json": {"schema": {"type": "object"}}}}
     if "stream" in schema["properties"]:
-        answer["content"]["text/event-stream"] = {"schema": {"type": "string"}}  # type: ignore[index]
+        answer["content"]["text/event-stream"] = {"schema": {}}  # type: ignore[index]
     return {
         "summary": summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
@@ -117,10 +185,11 @@ def _completion(limits: Limits, vocab_size: int) -> Schema:
     }
     structured = {
         "type": ["object", "null"],
-        "description": "What the completion must be: a regular expression over words, or one of some texts",
+        "description": "What the completion must be: a regular expression, one of some texts, or JSON of a schema (subword models)",
         "properties": {
             "regex": {"type": "string", "maxLength": limits.regex_chars},
             "choice": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+            "json": {"type": ["object", "string"]},
         },
         "minProperties": 1,
         "maxProperties": 1,
@@ -148,7 +217,11 @@ def _completion(limits: Limits, vocab_size: int) -> Schema:
 def _infill(limits: Limits) -> Schema:
     return _object(
         {
-            "template": {"type": "string", "description": "Words and gaps: [MASK], [MASK:n], [MASK:a-b]"},
+            "template": {
+                "type": "string",
+                "pattern": r"\[MASK(:[0-9]+(-[0-9]+)?)?\]",
+                "description": "Words and gaps: [MASK], [MASK:n], [MASK:a-b]",
+            },
             "mode": {"enum": ["sample", "best", "marginals"]},
             "n": _integer(1, limits.n),
             "seed": _integer(-(1 << 63), (1 << 63) - 1),

@@ -1,9 +1,14 @@
 """The library's exact queries as JSON. Input: a model and checked arguments. Output: what the routes answer."""
 
+import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
+import numpy as np
+
+from vlhmm.constraints.automaton import Automaton
 from vlhmm.constraints.constraint import (
     Constraint,
     compile_constraint,
@@ -12,6 +17,7 @@ from vlhmm.constraints.constraint import (
     must_not,
     regex,
 )
+from vlhmm.data.tokenizer import TokenVocabulary
 from vlhmm.data.user_text import encode_words, generator_of
 from vlhmm.data.vocabulary import EOS
 from vlhmm.lattice.template import Fixed, Gap, Item, parse_template
@@ -97,9 +103,17 @@ def text_posteriors(model: Any, text: str, eos: bool, top_k: int, num_states: in
     }
 
 
-def constraint_of(body: read.Body, limits: Limits) -> Constraint | None:
+def constraint_of(model: Any, body: read.Body, limits: Limits) -> Constraint | None:
     """Return the constraint that a request's fields ask for, all of them together."""
     parts: list[Constraint] = []
+    asked = [
+        name for name in ("must_contain", "must_not", "regex", "min_words", "max_words") if body.get(name) is not None
+    ]
+    if asked and isinstance(model.vocabulary, TokenVocabulary):
+        raise RequestError(
+            f"{asked[0]} speaks of words, and the model's tokens are pieces of words; use structured_outputs of "
+            "/v1/completions", asked[0],
+        )  # fmt: skip
     contain, absent = read.strings(body, "must_contain", 16), read.strings(body, "must_not", 16)
     for name, phrases in (("must_contain", contain), ("must_not", absent)):
         if any(not phrase.split() for phrase in phrases):
@@ -219,15 +233,15 @@ def between(
     suffix: Sequence[int] | None,
     low: int,
     high: int,
-    constraint: Constraint | None,
+    constraint: Constraint | Automaton | None,
     limits: Limits,
 ) -> Infilling:
     """Prepare one gap of `low` to `high` words after a prompt: before `suffix`, or, without one, before the <eos>.
 
     A constraint speaks of the words of the gap alone. After a suffix the text may go on.
     """
-    if constraint is not None:
-        compile_constraint(constraint, model.vocabulary, limits.automaton_states)
+    if isinstance(constraint, Constraint):
+        constraint = compile_constraint(constraint, model.vocabulary, limits.automaton_states)
     names = model.vocabulary.words
     end = [Fixed(model.vocabulary.eos, read=False)] if suffix is None else [Fixed(token) for token in suffix]
     items: list[Item] = [*(Fixed(token) for token in prompt), Gap(low, high), *end]
@@ -236,28 +250,64 @@ def between(
     return prepare_items(model, items, words, constraint, "gaps", False, limits.memory)
 
 
-def structured(wish: object, limits: Limits) -> Constraint:
-    """Return the constraint of `structured_outputs`: {"regex": pattern} over words, or {"choice": texts}."""
+def structured(model: Any, wish: object, limits: Limits) -> Constraint | Automaton:
+    """Return the constraint of `structured_outputs`: one of regex, choice and json.
+
+    A model over words reads patterns over words. A model over subwords reads them over the characters of the text.
+    """
     name = "structured_outputs"
-    if not isinstance(wish, dict) or len(wish) != 1:
-        raise RequestError(f"{name} takes an object with one of regex and choice", name)
-    if "regex" in wish:
+    if not isinstance(wish, dict) or len(wish) != 1 or next(iter(wish)) not in ("regex", "choice", "json"):
+        raise RequestError(f"{name} takes an object with one of regex, choice and json", name)
+    kind = next(iter(wish))
+    subwords = isinstance(model.vocabulary, TokenVocabulary)
+    if kind == "json":
+        if not subwords:
+            raise RequestError(
+                "the model's tokens are whole words, which do not spell JSON; give a regex or a choice", name
+            )
+        if len(json.dumps(wish["json"])) > limits.regex_chars * 4:
+            raise RequestError(f"json has more than {limits.regex_chars * 4:,} characters; shorten it", name)
+        return over_characters(model, lambda texts: texts.json_schema(wish["json"], limits.automaton_states))
+    if kind == "regex":
         pattern = read.text(wish, "regex")
         if len(pattern) > limits.regex_chars:
             raise RequestError(f"regex has {len(pattern):,} characters, expected at most {limits.regex_chars:,}", name)
-        return regex(pattern)
-    if "choice" in wish:
-        found = read.strings(wish, "choice", 256)
-        if not found or any(not text.split() for text in found):
-            raise RequestError("choice takes a list of texts of at least one word each", name)
-        if sum(map(len, found)) > limits.regex_chars * 4:
-            raise RequestError(f"choice has more than {limits.regex_chars * 4:,} characters; shorten it", name)
-        return regex("|".join(" ".join(escaped(word) for word in text.split()) for text in found))
-    if "json" in wish:
-        raise RequestError(
-            "the model's tokens are whole words, which do not spell JSON; give a regex or a choice", name
+        return (
+            over_characters(model, lambda texts: texts.regex(pattern, limits.automaton_states))
+            if subwords
+            else regex(pattern)
         )
-    raise RequestError(f"{name} has {', '.join(map(str, wish))[:60]}, expected regex or choice", name)
+    found = read.strings(wish, "choice", 256)
+    if not found or any(not text.split() for text in found):
+        raise RequestError("choice takes a list of texts of at least one word each", name)
+    if sum(map(len, found)) > limits.regex_chars * 4:
+        raise RequestError(f"choice has more than {limits.regex_chars * 4:,} characters; shorten it", name)
+    if subwords:
+        return over_characters(model, lambda texts: texts.choice(*found))
+    return regex("|".join(" ".join(escaped(word) for word in text.split()) for text in found))
+
+
+def over_characters(model: Any, make: Callable[[ModuleType], Any]) -> Automaton:
+    """Return the automaton over a subword model's tokens of a constraint on the characters of the text."""
+    try:
+        from vlhmm.steering import text_constraint
+        from vlhmm.steering.token_automaton import token_automaton
+
+        made = make(text_constraint)
+    except ImportError:
+        raise RequestError(
+            "constraints on the text of a subword model need pip install 'vlhmm[llm]'", "structured_outputs"
+        ) from None
+    vocabulary = model.vocabulary
+    pieces = [spelled or None for spelled in vocabulary.token_bytes]
+    found = token_automaton(made.automaton, pieces, [vocabulary.eos])
+    dead = found.num_states
+    eos_class = int(found.class_of_token[vocabulary.eos])
+    delta = np.where(found.delta < 0, dead, found.delta).astype(np.int64)
+    delta = np.vstack([delta, np.full((1, delta.shape[1]), dead)])
+    accept = delta[:, eos_class] == found.final
+    delta[:, eos_class] = dead  # the text of the gap ends before it
+    return Automaton(delta, accept, found.class_of_token.astype(np.int64), eos_class)
 
 
 def escaped(word: str) -> str:

@@ -2,7 +2,8 @@
 
 The model's tile caches belong to one thread, and its kernels use every core themselves; so one worker takes the
 waiting requests in rounds. A round scores all waiting texts in one pass, adds one word to every open completion in one
-pass, and answers one other question. A job that was given up is dropped at its next round.
+pass, and answers one other question. A job that was given up is dropped at its next round, or at the next part of a
+long product.
 """
 
 import logging
@@ -14,6 +15,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any
 
+from vlhmm.queries.left_to_right import has_hidden_states
 from vlhmm.server.generation import Generation, Piece, step
 from vlhmm.server.scoring import GivenUp, Token, score_texts
 
@@ -78,6 +80,9 @@ class Scheduler:
         self._closed = False
         self.rounds = self.scored_texts = self.score_passes = self.generated_tokens = self.generate_passes = 0
         self.busy_seconds = 0.0
+        self._asked: CallJob | None = None  # the question that is being answered
+        if has_hidden_states(model):
+            model.distributions.interrupt = self._check
         self._thread = threading.Thread(target=self._run, name="vlhmm-model", daemon=True)
 
     def start(self) -> None:
@@ -205,7 +210,17 @@ class Scheduler:
             self._generations = [other for other in self._generations if other is not job]
 
     def _answer(self, job: CallJob) -> None:
+        self._asked = job
         try:
             job.finish(job.call(lambda: job.given_up))
+        except GivenUp:
+            job.give_up()
         except Exception as error:
             job.fail(error)
+        finally:
+            self._asked = None
+
+    def _check(self) -> None:
+        """Stop a question that nobody waits for; called between the parts of long products."""
+        if self._asked is not None and (self._asked.given_up or self._closed):
+            raise GivenUp

@@ -7,6 +7,7 @@ never 0, which some clients read as missing.
 
 from collections.abc import Sequence
 
+from vlhmm.data.tokenizer import TokenVocabulary
 from vlhmm.data.vocabulary import EOS, Vocabulary
 from vlhmm.server.errors import RequestError
 
@@ -55,13 +56,25 @@ class Tokenizer:
         """Return how a token is written."""
         return BOS if token == self.bos else self.vocabulary.words[token]
 
-    def words(self, ids: Sequence[int]) -> list[str]:
-        """Return how tokens are written, a blank before all but the first."""
-        return [self.word(token) if place == 0 else " " + self.word(token) for place, token in enumerate(ids)]
+    def shown(self, token: int, first: bool) -> str:
+        """Return how a token is written within a text: a blank before all words but the first."""
+        return self.word(token) if first else " " + self.word(token)
+
+    def spelled(self, token: int, first: bool) -> bytes:
+        """Return the bytes that a token adds to a text."""
+        return self.shown(token, first).encode()
+
+    def words(self, ids: Sequence[int], first: bool = True) -> list[str]:
+        """Return how tokens are written; `first` says whether they begin the text."""
+        return [self.shown(token, first and place == 0) for place, token in enumerate(ids)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids; `encode` gives them back."""
         return "".join(self.words(ids))
+
+    def text(self, words: Sequence[str], first: bool) -> str:
+        """Return the text of words that stand at the start of a text, or within it."""
+        return ("" if first or not words else " ") + " ".join(words)
 
     def info(self) -> dict[str, object]:
         """Return what clients ask a tokenizer for."""
@@ -77,3 +90,59 @@ class Tokenizer:
             "vocab_size": len(self.vocabulary),
             "chat_template": None,
         }
+
+
+class SubwordTokenizer(Tokenizer):
+    """A Hugging Face tokenizer: pieces with their blanks; the end of text has a token of its own."""
+
+    vocabulary: TokenVocabulary
+
+    def __init__(self, vocabulary: TokenVocabulary) -> None:
+        super().__init__(vocabulary)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, after <bos> if it begins with that."""
+        if text.startswith(BOS):
+            return [self.bos, *self.vocabulary.ids(text.removeprefix(BOS))]
+        return self.vocabulary.ids(text)
+
+    def num_oov(self, text: str) -> int:
+        """Return 0: every text can be spelled."""
+        return 0
+
+    def word(self, token: int) -> str:
+        """Return the text of a token, as OpenAI writes it where its bytes are no whole characters."""
+        if token == self.bos or token in self.vocabulary.special:
+            return BOS if token == self.bos else self.vocabulary.words[token]
+        spelled = self.vocabulary.token_bytes[token]
+        try:
+            return spelled.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+    def shown(self, token: int, first: bool) -> str:
+        """Return the text of a token; its blank is part of it."""
+        return self.word(token)
+
+    def spelled(self, token: int, first: bool) -> bytes:
+        """Return the bytes that a token adds to a text."""
+        return b"" if token == self.bos else self.vocabulary.token_bytes[token]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids."""
+        return b"".join(self.spelled(token, False) for token in ids).decode(errors="replace")
+
+    def text(self, words: Sequence[str], first: bool) -> str:
+        """Return the text of pieces."""
+        return self.vocabulary.join(words)
+
+    def info(self) -> dict[str, object]:
+        """Return what clients ask a tokenizer for."""
+        end = self.vocabulary.words[self.vocabulary.eos]
+        none = {"unk_token": None, "unk_token_id": None}
+        return super().info() | none | {"tokenizer_class": "subword", "eos_token": end}
+
+
+def tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
+    """Return the tokenizer of a model's vocabulary."""
+    return SubwordTokenizer(vocabulary) if isinstance(vocabulary, TokenVocabulary) else Tokenizer(vocabulary)
