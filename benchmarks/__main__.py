@@ -25,6 +25,7 @@ examples:
   python -m benchmarks --quick                                3 at most, smaller sizes, labelled so
   python -m benchmarks --format json --out bench.json --markdown bench.md --plot growth.png
   python -m benchmarks queries --run runs/ptb                 next word, samples and infilling of a model
+  python -m benchmarks serving --run runs/ptb --out serving.json   a server under load, on this machine
 """
 
 
@@ -38,16 +39,17 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "subject",
         nargs="?",
-        choices=("queries",),
-        metavar="queries",
-        help="measure queries instead of training and scoring",
+        choices=("queries", "serving"),
+        metavar="queries|serving",
+        help="measure queries, or a server under load, instead of training and scoring",
     )
     parser.add_argument(
         "--run",
         dest="run_folder",
         metavar="RUN",
-        help="queries: a trained model (default: an untrained one, 2^15 states)",
+        help="queries: a trained model (default: an untrained one, 2^15 states); serving: needs one",
     )
+    parser.add_argument("--requests", type=int, default=10_000, metavar="N", help="serving: how many (default: 10,000)")
     parser.add_argument("--quick", action="store_true", help="smaller sizes, 3 minutes at most")
     parser.add_argument("--only", metavar="PART,PART", help="some parts only")
     parser.add_argument(
@@ -69,10 +71,28 @@ def run(args: argparse.Namespace) -> int:
     from benchmarks.sizes import SIZES
 
     refuse_wrong_options(args)
+    if args.subject == "serving":
+        return run_serving(args)
     if args.subject == "queries" or args.threads is not None:
         setup(args)  # otherwise torch is the workers' business
     sizes = SIZES[args.scale or ("quick" if args.quick else "full")]
     return run_queries(args, sizes) if args.subject == "queries" else run_all(args, sizes)
+
+
+def run_serving(args: argparse.Namespace) -> int:
+    """0 when every request was answered as the library answers it."""
+    from benchmarks.serving import bench_serving
+    from vlhmm.data.atomic_io import write_atomically
+    from vlhmm.errors import ConfigError
+
+    if args.run_folder is None or args.requests < 10:
+        raise ConfigError("serving needs --run RUN and at least 10 --requests")
+    row = bench_serving(args.run_folder, args.requests)
+    written = json.dumps(row, indent=2) + "\n"
+    sys.stdout.write(written)
+    if args.out:
+        write_atomically(args.out, written.encode())
+    return 0 if not row["refused"] and row["largest_difference_nats"] < 1e-4 else 1
 
 
 def refuse_wrong_options(args: argparse.Namespace) -> None:
@@ -84,10 +104,10 @@ def refuse_wrong_options(args: argparse.Namespace) -> None:
     if args.device == "cuda":
         setup(args)  # says so if there is none
         raise ConfigError("python -m benchmarks measures this machine's processor; take --device cpu")
-    if args.run_folder and args.subject != "queries":
+    if args.run_folder and args.subject is None:
         raise ConfigError(f"--run belongs to queries: python -m benchmarks queries --run {args.run_folder}")
-    if args.subject == "queries" and (args.only or args.plot or args.markdown):
-        raise ConfigError("python -m benchmarks queries takes no --only, --plot or --markdown; it has four figures")
+    if args.subject is not None and (args.only or args.plot or args.markdown):
+        raise ConfigError(f"python -m benchmarks {args.subject} takes no --only, --plot or --markdown; it has a few figures")
     if args.plot:
         require_plots()
         if "growth" not in chosen_parts(args.only):
