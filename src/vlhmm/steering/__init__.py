@@ -7,6 +7,7 @@
 Needs the extra: pip install 'vlhmm[llm]'.
 """
 
+from vlhmm.steering.checkpoints import read_checkpoint, write_checkpoint
 from vlhmm.steering.generation import SteeredText, generate, guide_for
 from vlhmm.steering.guide import Guide, GuideState
 from vlhmm.steering.hmm import SteeringHMM
@@ -30,5 +31,5 @@ from vlhmm.steering.text_constraint import (
 __all__ = [
     "LLM", "Guide", "GuideState", "HMMLogitsProcessor", "SteeredText", "SteeringHMM", "TextConstraint", "anything",
     "choice", "constraint", "generate", "guide_for", "json_schema", "must_include", "must_not", "open_llm", "prefix",
-    "regex", "sentence_end", "suffix", "words",
+    "read_checkpoint", "regex", "sentence_end", "suffix", "words", "write_checkpoint",
 ]  # fmt: skip
