@@ -289,9 +289,9 @@ def test_memory_is_predicted_before_it_is_taken():
         prepare(model, "[MASK:0-40]", wanted, memory=1000)
     ready = prepare(model, "[MASK:0-40]", wanted)
     kept = sum(
-        value.rows.values.numel() * 8 for gap in ready._messages.gaps.values() for value in gap.remaining if value.rows
+        value.rows.values.numel() * 8 for gap in ready._lattice.gaps.values() for value in gap.remaining if value.rows
     )
-    assert kept <= ready.plan.num_bytes(9)
+    assert kept <= ready.template.num_bytes(9)
 
 
 def test_impossible_wishes_are_refused():

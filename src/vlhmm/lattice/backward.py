@@ -1,6 +1,6 @@
 r"""Backward messages through a text with gaps, an automaton carried along.
 
-Input:  a `Plan`, a semiring. Output: `Messages`.
+Input:  a `InfillTemplate`, a semiring. Output: `BackwardLattice`.
 
 Let $B_i(q, z)$ be the probability of everything from item i on, given that the chain stands in state z and
 the automaton in state q. A given word x of group g: $B_i(q, z) = \sum_{z' \in g} p(z'|z)\, p(x|z')\,
@@ -22,31 +22,31 @@ from torch import Tensor
 
 from vlhmm.distributions import HMMDistributions
 from vlhmm.lattice.semiring import SumProduct
-from vlhmm.lattice.template import Domain, Fixed, Gap, Plan
+from vlhmm.lattice.template import Fixed, Gap, InfillTemplate, MessageSupport
 
 
-class Rows(NamedTuple):
+class ScaledVectors(NamedTuple):
     """Vectors with a logarithmic scale each: row i is values[i] * exp(log_scale[i])."""
 
     values: Tensor  # (n, S or K) float64, largest entry 1 (or a row of zeros, with scale -inf)
     log_scale: Tensor  # (n,) float64
 
 
-class Value(NamedTuple):
+class LatticeMessage(NamedTuple):
     """A message for some automaton states, on the states of its domain and/or for a fresh start."""
 
     row_of: np.ndarray  # (Q,) the row of an automaton state, -1 for none
-    rows: Rows | None
+    rows: ScaledVectors | None
     log_fresh: Tensor | None  # (n,)
 
 
-def rescaled(values: Tensor, log_scale: Tensor) -> Rows:
+def rescaled(values: Tensor, log_scale: Tensor) -> ScaledVectors:
     """The same vectors, each with largest entry 1."""
     top = values.amax(dim=1) if values.shape[1] else values.new_zeros(len(values))
     positive = top > 0
     divisor = torch.where(positive, top, torch.ones_like(top))
     scale = torch.where(positive, log_scale + divisor.log(), torch.full_like(log_scale, -torch.inf))
-    return Rows(values / divisor[:, None], scale)
+    return ScaledVectors(values / divisor[:, None], scale)
 
 
 def row_index(num_states: int, states: np.ndarray) -> np.ndarray:
@@ -60,19 +60,19 @@ def row_index(num_states: int, states: np.ndarray) -> np.ndarray:
 class GapMessages:
     """What is kept of a gap."""
 
-    remaining: list[Value]  # R_r for r = 0 .. high - 1, on all states
-    lengths: dict[int, Value]  # R_n for every length n, on the domain left of the gap
+    remaining: list[LatticeMessage]  # R_r for r = 0 .. high - 1, on all states
+    lengths: dict[int, LatticeMessage]  # R_n for every length n, on the domain left of the gap
 
 
 @dataclass(eq=False)
-class Messages:
-    """Backward messages of a plan."""
+class BackwardLattice:
+    """Backward messages of a template."""
 
-    plan: Plan
+    template: InfillTemplate
     distributions: HMMDistributions
     ring: SumProduct
     gaps: dict[int, GapMessages] = field(default_factory=dict)
-    before: dict[int, Value] = field(default_factory=dict)  # B_i
+    before: dict[int, LatticeMessage] = field(default_factory=dict)  # B_i
     _emission: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
     def log_total(self, start: int) -> float:
@@ -84,17 +84,17 @@ class Messages:
     def emission(self, classes: tuple[int, ...]) -> Tensor:
         """(S,) p(a word of these classes | z), or the largest such p(x | z)."""
         if classes not in self._emission:
-            words = np.flatnonzero(np.isin(self.plan.automaton.class_of_word, classes))
+            words = np.flatnonzero(np.isin(self.template.automaton.class_of_word, classes))
             self._emission[classes] = self.ring.emission(torch.from_numpy(words).to(self.distributions.device))
         return self._emission[classes]
 
-    def arrival(self, following: Value, state: int) -> tuple[Tensor, float]:
+    def arrival(self, following: LatticeMessage, state: int) -> tuple[Tensor, float]:
         """(values (S,), log scale) of sum_q' E_qq'(z') R(q', z') for one automaton state q."""
         return self.combined(following, state, self.emission)
 
-    def combined(self, following: Value, state: int, weight) -> tuple[Tensor, float]:
+    def combined(self, following: LatticeMessage, state: int, weight) -> tuple[Tensor, float]:
         """The sum over q' of weight(classes from q to q') times the message of q'."""
-        plan, ring = self.plan, self.ring
+        template, ring = self.template, self.ring
         terms: list[tuple[Tensor, Tensor | None, float]] = []
         for target, classes in self.targets(state).items():
             row = int(following.row_of[target])
@@ -104,7 +104,7 @@ class Messages:
             if ordinary and following.rows is not None:
                 terms.append((weight(ordinary), following.rows.values[row], float(following.rows.log_scale[row])))
             if len(ordinary) < len(classes) and following.log_fresh is not None:
-                terms.append((weight((plan.automaton.eos_class,)), None, float(following.log_fresh[row])))
+                terms.append((weight((template.automaton.eos_class,)), None, float(following.log_fresh[row])))
         top = max((scale for *_, scale in terms), default=-np.inf)
         result = torch.zeros(self.distributions.num_states, dtype=torch.float64, device=self.distributions.device)
         if top == -np.inf:
@@ -119,45 +119,49 @@ class Messages:
     def targets(self, state: int) -> dict[int, tuple[int, ...]]:
         """{q': the classes of words that lead from q to q'}."""
         found: dict[int, tuple[int, ...]] = {}
-        for c in self.plan.classes:
-            target = int(self.plan.automaton.delta[state, c])
+        for c in self.template.classes:
+            target = int(self.template.automaton.delta[state, c])
             found[target] = (*found.get(target, ()), c)
         return found
 
     def is_fresh(self, word_class: int) -> bool:
         """Whether the chain starts afresh after a word of this class."""
-        return self.distributions.rule == "reset" and word_class == self.plan.automaton.eos_class
+        return self.distributions.rule == "reset" and word_class == self.template.automaton.eos_class
 
 
-def backward(distributions: HMMDistributions, plan: Plan, ring: SumProduct) -> Messages:
-    """All backward messages of `plan`."""
-    messages = Messages(plan, distributions, ring)
-    last = len(plan.items)
-    messages.before[last] = _end(distributions, plan)
+def backward(distributions: HMMDistributions, template: InfillTemplate, ring: SumProduct) -> BackwardLattice:
+    """All backward messages of `template`."""
+    lattice = BackwardLattice(template, distributions, ring)
+    last = len(template.items)
+    lattice.before[last] = _end(distributions, template)
     for i in range(last - 1, -1, -1):
-        item = plan.items[i]
+        item = template.items[i]
         if isinstance(item, Fixed):
-            messages.before[i] = _before_word(messages, i, item)
+            lattice.before[i] = _before_word(lattice, i, item)
         else:
-            messages.gaps[i] = _gap(messages, i, item)
-            messages.before[i] = _before_gap(messages, i)
-        messages.before.pop(i + 2, None)  # only gaps are asked again
-    return messages
+            lattice.gaps[i] = _gap(lattice, i, item)
+            lattice.before[i] = _before_gap(lattice, i)
+        lattice.before.pop(i + 2, None)  # only gaps are asked again
+    return lattice
 
 
-def _end(distributions: HMMDistributions, plan: Plan) -> Value:
+def _end(distributions: HMMDistributions, template: InfillTemplate) -> LatticeMessage:
     """Nothing more to come: one, wherever the automaton accepts."""
-    domain, states = plan.domains[-1], np.flatnonzero(plan.entry[-1])
-    size = distributions.num_states if domain.every else distributions.states_per_group
+    support, states = template.supports[-1], np.flatnonzero(template.entry[-1])
+    size = distributions.num_states if support.every else distributions.states_per_group
     zeros = torch.zeros(len(states), dtype=torch.float64, device=distributions.device)
-    rows = Rows(zeros[:, None].expand(-1, size) + 1, zeros) if domain.every or domain.group is not None else None
-    return Value(row_index(plan.automaton.num_states, states), rows, zeros if domain.fresh else None)
+    rows = (
+        ScaledVectors(zeros[:, None].expand(-1, size) + 1, zeros)
+        if support.every or support.group is not None
+        else None
+    )
+    return LatticeMessage(row_index(template.automaton.num_states, states), rows, zeros if support.fresh else None)
 
 
-def _before_word(messages: Messages, i: int, item: Fixed) -> Value:
-    plan, distributions, following = messages.plan, messages.distributions, messages.before[i + 1]
-    states = np.flatnonzero(plan.entry[i])
-    targets, row = np.unique(plan.step(states, item), return_inverse=True)
+def _before_word(lattice: BackwardLattice, i: int, item: Fixed) -> LatticeMessage:
+    template, distributions, following = lattice.template, lattice.distributions, lattice.before[i + 1]
+    states = np.flatnonzero(template.entry[i])
+    targets, row = np.unique(template.step(states, item), return_inverse=True)
     source = torch.from_numpy(following.row_of[targets]).to(distributions.device)
     emission = distributions.emission_of(item.word)
     if distributions.restarts(item.word):
@@ -166,29 +170,29 @@ def _before_word(messages: Messages, i: int, item: Fixed) -> Value:
     else:
         assert following.rows is not None
         arrival = rescaled(following.rows.values[source] * emission, following.rows.log_scale[source])
-    row_of = np.full(plan.automaton.num_states, -1, dtype=np.int64)
+    row_of = np.full(template.automaton.num_states, -1, dtype=np.int64)
     row_of[states] = row.reshape(-1)
-    return _pushed(messages, arrival, distributions.group(item.word), plan.domains[i], row_of)
+    return _pushed(lattice, arrival, distributions.group(item.word), template.supports[i], row_of)
 
 
-def _gap(messages: Messages, i: int, item: Gap) -> GapMessages:
-    plan, distributions = messages.plan, messages.distributions
-    entry = plan.domains[i]
+def _gap(lattice: BackwardLattice, i: int, item: Gap) -> GapMessages:
+    template, distributions = lattice.template, lattice.distributions
+    entry = template.supports[i]
     # R_r, r < high, is read by the slot before it (all states; fresh where an <eos> may stand in the gap).
-    inside = Domain(None, True, plan.domains[i + 1].fresh)
-    remaining = [messages.before[i + 1]]
+    inside = MessageSupport(None, True, template.supports[i + 1].fresh)
+    remaining = [lattice.before[i + 1]]
     lengths = {}
     # One block of memory for all that is kept: small pieces left between large temporaries would keep the
     # allocator from using theirs again.
-    kept = sum(int(states.sum()) for states in plan.remaining[i][1 : item.high])
+    kept = sum(int(states.sum()) for states in template.remaining[i][1 : item.high])
     store = torch.empty(kept, distributions.num_states, dtype=torch.float64, device=distributions.device)
     if item.low == 0:
         lengths[0] = _restricted(distributions, remaining[0], entry)
     for r in range(1, item.high + 1):
-        states = np.flatnonzero(plan.remaining[i][r])
-        arrival = _slot(messages, remaining[r - 1], states)
-        row_of = row_index(plan.automaton.num_states, states)
-        value = _pushed(messages, arrival, None, inside if r < item.high else entry, row_of)
+        states = np.flatnonzero(template.remaining[i][r])
+        arrival = _slot(lattice, remaining[r - 1], states)
+        row_of = row_index(template.automaton.num_states, states)
+        value = _pushed(lattice, arrival, None, inside if r < item.high else entry, row_of)
         if r < item.high:
             value, store = _stored(value, store)
             remaining.append(value)
@@ -197,33 +201,33 @@ def _gap(messages: Messages, i: int, item: Gap) -> GapMessages:
     return GapMessages(remaining, lengths)
 
 
-def _stored(value: Value, store: Tensor) -> tuple[Value, Tensor]:
+def _stored(value: LatticeMessage, store: Tensor) -> tuple[LatticeMessage, Tensor]:
     """(the message, moved to the first rows of `store`; the rows that are left)."""
     assert value.rows is not None
     count = len(value.rows.values)
     store[:count] = value.rows.values
-    return value._replace(rows=Rows(store[:count], value.rows.log_scale)), store[count:]
+    return value._replace(rows=ScaledVectors(store[:count], value.rows.log_scale)), store[count:]
 
 
-def _slot(messages: Messages, following: Value, states: np.ndarray) -> Rows:
+def _slot(lattice: BackwardLattice, following: LatticeMessage, states: np.ndarray) -> ScaledVectors:
     """What arrives in the state of a gap's word, for each listed automaton state before that word."""
-    distributions = messages.distributions
+    distributions = lattice.distributions
     values = torch.empty(len(states), distributions.num_states, dtype=torch.float64, device=distributions.device)
     scales = []
     for row, state in enumerate(states):
-        values[row], scale = messages.arrival(following, int(state))
+        values[row], scale = lattice.arrival(following, int(state))
         scales.append(scale)
     return rescaled(values, torch.tensor(scales, dtype=torch.float64, device=distributions.device))
 
 
-def _before_gap(messages: Messages, i: int) -> Value:
+def _before_gap(lattice: BackwardLattice, i: int) -> LatticeMessage:
     """The sum (or best) of the gap's lengths."""
-    plan, ring, lengths = messages.plan, messages.ring, messages.gaps[i].lengths
-    states = np.flatnonzero(plan.entry[i])
-    domain = plan.domains[i]
+    template, ring, lengths = lattice.template, lattice.ring, lattice.gaps[i].lengths
+    states = np.flatnonzero(template.entry[i])
+    support = template.supports[i]
     found = [value for value in lengths.values() if (value.row_of[states] >= 0).any()]
     rows = log_fresh = None
-    if domain.every or domain.group is not None:
+    if support.every or support.group is not None:
         values, scales = zip(*(_rows_at(value, states) for value in found), strict=True)
         top = torch.stack(scales).amax(0)
         base = torch.where(torch.isfinite(top), top, torch.zeros_like(top))
@@ -231,12 +235,12 @@ def _before_gap(messages: Messages, i: int) -> Value:
         for value, scale in zip(values, scales, strict=True):
             joined = ring.join(joined, value * (scale - base).exp()[:, None])
         rows = rescaled(joined, base)
-    if domain.fresh:
+    if support.fresh:
         log_fresh = ring.join_logs(torch.stack([_fresh_at(value, states) for value in found]))
-    return Value(row_index(plan.automaton.num_states, states), rows, log_fresh)
+    return LatticeMessage(row_index(template.automaton.num_states, states), rows, log_fresh)
 
 
-def _rows_at(value: Value, states: np.ndarray) -> tuple[Tensor, Tensor]:
+def _rows_at(value: LatticeMessage, states: np.ndarray) -> tuple[Tensor, Tensor]:
     """(values, log scales) of the listed automaton states; zero and -inf where there is no message."""
     assert value.rows is not None
     row = torch.from_numpy(value.row_of[states]).to(value.rows.values.device)
@@ -248,7 +252,7 @@ def _rows_at(value: Value, states: np.ndarray) -> tuple[Tensor, Tensor]:
     return values, torch.where(inside, value.rows.log_scale[row.clamp(min=0)], -torch.inf)
 
 
-def _fresh_at(value: Value, states: np.ndarray) -> Tensor:
+def _fresh_at(value: LatticeMessage, states: np.ndarray) -> Tensor:
     """log values for a fresh start of the listed automaton states; -inf where there is no message."""
     assert value.log_fresh is not None
     row = torch.from_numpy(value.row_of[states]).to(value.log_fresh.device)
@@ -257,36 +261,38 @@ def _fresh_at(value: Value, states: np.ndarray) -> Tensor:
     return torch.where(row >= 0, value.log_fresh[row.clamp(min=0)], -torch.inf)
 
 
-def _restricted(distributions: HMMDistributions, value: Value, domain: Domain) -> Value:
+def _restricted(distributions: HMMDistributions, value: LatticeMessage, support: MessageSupport) -> LatticeMessage:
     """A message on all states, on a smaller domain."""
     rows = value.rows
-    if rows is not None and not domain.every:
+    if rows is not None and not support.every:
         rows = (
             None
-            if domain.group is None
-            else rescaled(rows.values[:, distributions.states_of_group[domain.group]], rows.log_scale)
+            if support.group is None
+            else rescaled(rows.values[:, distributions.states_of_group[support.group]], rows.log_scale)
         )
-    return Value(value.row_of, rows, value.log_fresh if domain.fresh else None)
+    return LatticeMessage(value.row_of, rows, value.log_fresh if support.fresh else None)
 
 
-def _pushed(messages: Messages, arrival: Rows, group: int | None, domain: Domain, row_of: np.ndarray) -> Value:
+def _pushed(
+    lattice: BackwardLattice, arrival: ScaledVectors, group: int | None, support: MessageSupport, row_of: np.ndarray
+) -> LatticeMessage:
     """What stands before a transition, from what `arrival` says of the state it leads to.
 
     `arrival` lives on the states of `group`, or on all states (None).
     """
-    distributions, ring = messages.distributions, messages.ring
+    distributions, ring = lattice.distributions, lattice.ring
     values, log_scale = arrival
     rows = log_fresh = None
-    if domain.every:
+    if support.every:
         moved = ring.retreat(values) if group is None else ring.retreat_to(group, values)
         rows = rescaled(moved, log_scale)
-    elif domain.group is not None:
+    elif support.group is not None:
         if group is None:
-            moved = ring.retreat_at(domain.group, values)
+            moved = ring.retreat_at(support.group, values)
         else:
-            moved = ring.retreat_tile(distributions.tiles_of([(domain.group, group)])[0].double(), values)
+            moved = ring.retreat_tile(distributions.tiles_of([(support.group, group)])[0].double(), values)
         rows = rescaled(moved, log_scale)
-    if domain.fresh:
+    if support.fresh:
         start = distributions.start if group is None else distributions.start[distributions.states_of_group[group]]
         log_fresh = ring.total(values * start).log() + log_scale
-    return Value(row_of, rows, log_fresh)
+    return LatticeMessage(row_of, rows, log_fresh)

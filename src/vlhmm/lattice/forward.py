@@ -1,4 +1,4 @@
-r"""Each gap word's distribution, and each gap's length. Input: sum-product `Messages`. Output:
+r"""Each gap word's distribution, and each gap's length. Input: sum-product `BackwardLattice`. Output:
 `GapMarginals` a gap.
 
 Forward messages $F_j(q, z)$ (j words of the gap used, z the state of the next one) meet the backward ones:
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlhmm.lattice.backward import Messages, Rows, Value, rescaled, row_index
+from vlhmm.lattice.backward import BackwardLattice, LatticeMessage, ScaledVectors, rescaled, row_index
 from vlhmm.lattice.semiring import columns_of
 from vlhmm.lattice.template import Fixed, Gap
 
@@ -23,35 +23,35 @@ class GapMarginals(NamedTuple):
     words: dict[int, np.ndarray]  # {n: (n, V) p(x at each place of the gap | it holds n words)}
 
 
-def gap_marginals(messages: Messages, start: int) -> list[GapMarginals]:
+def gap_marginals(lattice: BackwardLattice, start: int) -> list[GapMarginals]:
     """The marginals of every gap, the automaton beginning in `start`."""
-    plan, distributions = messages.plan, messages.distributions
-    last = max(i for i, item in enumerate(plan.items) if isinstance(item, Gap))
-    after = Value(
-        row_index(plan.automaton.num_states, np.array([start])),
+    template, distributions = lattice.template, lattice.distributions
+    last = max(i for i, item in enumerate(template.items) if isinstance(item, Gap))
+    after = LatticeMessage(
+        row_index(template.automaton.num_states, np.array([start])),
         None,
         torch.zeros(1, dtype=torch.float64, device=distributions.device),
     )
     group: int | None = None  # of the word just read, if it was a given one
     found = []
-    for i, item in enumerate(plan.items[: last + 1]):
+    for i, item in enumerate(template.items[: last + 1]):
         if isinstance(item, Fixed):
-            after = _after_word(messages, item, after, group)
+            after = _after_word(lattice, item, after, group)
             group = None if distributions.restarts(item.word) else distributions.group(item.word)
         else:
-            marginals, after = _after_gap(messages, i, item, after, group, go_on=i < last)
+            marginals, after = _after_gap(lattice, i, item, after, group, go_on=i < last)
             found.append(marginals)
             group = None
     return found
 
 
-def _after_word(messages: Messages, item: Fixed, before: Value, group: int | None) -> Value:
+def _after_word(lattice: BackwardLattice, item: Fixed, before: LatticeMessage, group: int | None) -> LatticeMessage:
     """p(words so far, q, z) after a given word."""
-    plan, distributions = messages.plan, messages.distributions
+    template, distributions = lattice.template, lattice.distributions
     states = np.flatnonzero(before.row_of >= 0)
-    targets = plan.step(states, item)
+    targets = template.step(states, item)
     merged = np.unique(targets)
-    row_of = row_index(plan.automaton.num_states, merged)
+    row_of = row_index(template.automaton.num_states, merged)
     here, emission = distributions.states(item.word), distributions.emission_of(item.word)
     parts: list[tuple[Tensor, Tensor]] = []  # (values (n, K), log scale (n,)) in the order of `states`
     order = torch.from_numpy(before.row_of[states]).to(distributions.device)
@@ -67,11 +67,11 @@ def _after_word(messages: Messages, item: Fixed, before: Value, group: int | Non
         parts.append((fresh, before.log_fresh[order]))
     values, scale = _summed(parts, row_of[targets], len(merged))
     if distributions.restarts(item.word):
-        return Value(row_of, None, values.sum(1).log() + scale)
-    return Value(row_of, Rows(values, scale), None)
+        return LatticeMessage(row_of, None, values.sum(1).log() + scale)
+    return LatticeMessage(row_of, ScaledVectors(values, scale), None)
 
 
-def _summed(parts: list[tuple[Tensor, Tensor]], target: np.ndarray, count: int) -> Rows:
+def _summed(parts: list[tuple[Tensor, Tensor]], target: np.ndarray, count: int) -> ScaledVectors:
     """Rows added into `count` sums, each part's row i into sum target[i]."""
     device = parts[0][0].device
     index = torch.from_numpy(target).to(device)
@@ -86,30 +86,30 @@ def _summed(parts: list[tuple[Tensor, Tensor]], target: np.ndarray, count: int) 
 
 
 def _after_gap(
-    messages: Messages, i: int, item: Gap, before: Value, group: int | None, go_on: bool
-) -> tuple[GapMarginals, Value]:
-    distributions, gap = messages.distributions, messages.gaps[i]
+    lattice: BackwardLattice, i: int, item: Gap, before: LatticeMessage, group: int | None, go_on: bool
+) -> tuple[GapMarginals, LatticeMessage]:
+    distributions, gap = lattice.distributions, lattice.gaps[i]
     lengths = _length_posterior(gap.lengths, before)
     words: dict[int, np.ndarray] = {
         n: np.zeros((n, distributions.vocab_size)) for n in range(item.low, item.high + 1) if lengths[n] > 0
     }
     used = {0: before}
     for j in range(item.high):
-        arrive = _arrive(messages, used[j], group if j == 0 else None)
+        arrive = _arrive(lattice, used[j], group if j == 0 else None)
         for n in words:
             if n > j:
-                words[n][j] = _word_marginal(messages, arrive, gap.remaining[n - j - 1])
+                words[n][j] = _word_marginal(lattice, arrive, gap.remaining[n - j - 1])
         if j + 1 < item.high or go_on:
-            used[j + 1] = _emitted(messages, arrive)
+            used[j + 1] = _emitted(lattice, arrive)
         if j > 0 and j < item.low:
             del used[j]
     if not go_on:
         return GapMarginals(lengths, words), before
-    kept = [_everywhere(messages, used[n], group if n == 0 else None) for n in range(item.low, item.high + 1)]
-    return GapMarginals(lengths, words), _union(messages, kept)
+    kept = [_everywhere(lattice, used[n], group if n == 0 else None) for n in range(item.low, item.high + 1)]
+    return GapMarginals(lengths, words), _union(lattice, kept)
 
 
-def _length_posterior(lengths: dict[int, Value], before: Value) -> dict[int, float]:
+def _length_posterior(lengths: dict[int, LatticeMessage], before: LatticeMessage) -> dict[int, float]:
     """{n: p(n words)} from the messages on both sides of a gap's left end."""
     logs = {}
     for n, value in lengths.items():
@@ -128,10 +128,10 @@ def _length_posterior(lengths: dict[int, Value], before: Value) -> dict[int, flo
     return {n: weight / total for n, weight in weights.items()}
 
 
-def _arrive(messages: Messages, before: Value, group: int | None) -> Value:
+def _arrive(lattice: BackwardLattice, before: LatticeMessage, group: int | None) -> LatticeMessage:
     """p(words so far, q, z) where z is the state of the word to come: one transition further, on all
     states."""
-    distributions = messages.distributions
+    distributions = lattice.distributions
     parts: list[tuple[Tensor, Tensor]] = []
     if before.rows is not None:
         values, scale = before.rows
@@ -144,23 +144,23 @@ def _arrive(messages: Messages, before: Value, group: int | None) -> Value:
     if before.log_fresh is not None:
         parts.append((distributions.start.expand(len(before.log_fresh), -1), before.log_fresh))
     count = len(parts[0][1])
-    return Value(before.row_of, _summed(parts, np.arange(count), count), None)
+    return LatticeMessage(before.row_of, _summed(parts, np.arange(count), count), None)
 
 
-def _word_marginal(messages: Messages, arrive: Value, following: Value) -> np.ndarray:
+def _word_marginal(lattice: BackwardLattice, arrive: LatticeMessage, following: LatticeMessage) -> np.ndarray:
     """(V,) the distribution of the word in a slot, given what comes to it from both sides."""
-    plan, distributions = messages.plan, messages.distributions
+    template, distributions = lattice.template, lattice.distributions
     assert arrive.rows is not None
     weights, tops = [], []
-    for c in plan.classes:
+    for c in template.classes:
         total = torch.zeros(distributions.num_states, dtype=torch.float64, device=distributions.device)
         terms = []
         for q in np.flatnonzero(arrive.row_of >= 0):
-            left, right = int(arrive.row_of[q]), int(following.row_of[plan.automaton.delta[q, c]])
+            left, right = int(arrive.row_of[q]), int(following.row_of[template.automaton.delta[q, c]])
             if right < 0:
                 continue
             scale = arrive.rows.log_scale[left]
-            if messages.is_fresh(c):
+            if lattice.is_fresh(c):
                 if following.log_fresh is not None:
                     terms.append((arrive.rows.values[left], float(scale + following.log_fresh[right])))
             elif following.rows is not None:
@@ -176,30 +176,30 @@ def _word_marginal(messages: Messages, arrive: Value, following: Value) -> np.nd
         return np.zeros(distributions.vocab_size)
     words = distributions.emit(torch.stack(weights)).cpu().numpy()
     result = np.zeros(distributions.vocab_size)
-    for row, top, c in zip(words, tops, plan.classes, strict=True):
-        members = plan.automaton.class_of_word == c
+    for row, top, c in zip(words, tops, template.classes, strict=True):
+        members = template.automaton.class_of_word == c
         result[members] = row[members] * np.exp(top - max(tops))
     mass = result.sum()
     return result / mass if mass > 0 else result
 
 
-def _emitted(messages: Messages, arrive: Value) -> Value:
+def _emitted(lattice: BackwardLattice, arrive: LatticeMessage) -> LatticeMessage:
     """p(words so far, q, z) after one more word of the gap, whatever word."""
-    plan, distributions = messages.plan, messages.distributions
+    template, distributions = lattice.template, lattice.distributions
     assert arrive.rows is not None
     parts: dict[int, list[tuple[Tensor, float]]] = {}
     fresh: dict[int, list[Tensor]] = {}
     for q in np.flatnonzero(arrive.row_of >= 0):
         row = int(arrive.row_of[q])
         vector, scale = arrive.rows.values[row], arrive.rows.log_scale[row]
-        for target, classes in messages.targets(int(q)).items():
-            if not plan.automaton.alive[target]:
+        for target, classes in lattice.targets(int(q)).items():
+            if not template.automaton.alive[target]:
                 continue
-            ordinary = tuple(c for c in classes if not messages.is_fresh(c))
+            ordinary = tuple(c for c in classes if not lattice.is_fresh(c))
             if ordinary:
-                parts.setdefault(target, []).append((vector * messages.emission(ordinary), float(scale)))
+                parts.setdefault(target, []).append((vector * lattice.emission(ordinary), float(scale)))
             if len(ordinary) < len(classes):
-                mass = (vector * messages.emission((plan.automaton.eos_class,))).sum().log() + scale
+                mass = (vector * lattice.emission((template.automaton.eos_class,))).sum().log() + scale
                 fresh.setdefault(target, []).append(mass)
     states = np.array(sorted({*parts, *fresh}), dtype=np.int64)
     values = torch.zeros(len(states), distributions.num_states, dtype=torch.float64, device=distributions.device)
@@ -214,26 +214,28 @@ def _emitted(messages: Messages, arrive: Value) -> Value:
                 values[row] += term * float(np.exp(log_weight - top))
         if q in fresh:
             log_fresh[row] = torch.stack(fresh[q]).logsumexp(0)
-    return Value(row_index(plan.automaton.num_states, states), rescaled(values, scales), log_fresh if fresh else None)
+    return LatticeMessage(
+        row_index(template.automaton.num_states, states), rescaled(values, scales), log_fresh if fresh else None
+    )
 
 
-def _everywhere(messages: Messages, value: Value, group: int | None) -> Value:
+def _everywhere(lattice: BackwardLattice, value: LatticeMessage, group: int | None) -> LatticeMessage:
     """The same message, written on all states."""
-    distributions = messages.distributions
+    distributions = lattice.distributions
     if value.rows is None or group is None:
         return value
     values = torch.zeros(
         len(value.rows.values), distributions.num_states, dtype=torch.float64, device=distributions.device
     )
     values.index_add_(1, distributions.states_of_group[group], value.rows.values)
-    return Value(value.row_of, Rows(values, value.rows.log_scale), value.log_fresh)
+    return LatticeMessage(value.row_of, ScaledVectors(values, value.rows.log_scale), value.log_fresh)
 
 
-def _union(messages: Messages, values: list[Value]) -> Value:
+def _union(lattice: BackwardLattice, values: list[LatticeMessage]) -> LatticeMessage:
     """The sum of messages on all states."""
-    distributions = messages.distributions
+    distributions = lattice.distributions
     states = np.flatnonzero(np.any([value.row_of >= 0 for value in values], axis=0))
-    row_of = row_index(messages.plan.automaton.num_states, states)
+    row_of = row_index(lattice.template.automaton.num_states, states)
     dense, fresh = [], []
     for value in values:
         own = np.flatnonzero(value.row_of >= 0)
@@ -249,4 +251,4 @@ def _union(messages: Messages, values: list[Value]) -> Value:
         index = torch.from_numpy(np.concatenate([row_of[own] for own, *_ in dense])).to(distributions.device)
         stacked = torch.cat([v for _, v, _ in dense]), torch.cat([s for *_, s in dense])
         rows = _summed([stacked], index.cpu().numpy(), len(states))
-    return Value(row_of, rows, torch.stack(fresh).logsumexp(0) if fresh else None)
+    return LatticeMessage(row_of, rows, torch.stack(fresh).logsumexp(0) if fresh else None)

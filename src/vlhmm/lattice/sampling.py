@@ -1,4 +1,4 @@
-"""Fills from messages: drawn with their exact probability, or the best path's. Input: `Messages`. Output:
+"""Fills from messages: drawn with their exact probability, or the best path's. Input: `BackwardLattice`. Output:
 word ids.
 
 Left to right. Between gaps the given words are filtered (K states); at the last word before a gap its state
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlhmm.lattice.backward import GapMessages, Messages, Value
+from vlhmm.lattice.backward import BackwardLattice, GapMessages, LatticeMessage
 from vlhmm.lattice.template import Fixed, Gap
 
 
@@ -30,7 +30,7 @@ class Chooser(Protocol):
         """(count,) indices into the same (m,) weights."""
         ...
 
-    def words(self, messages: Messages, states: Tensor, word_class: int) -> Tensor:
+    def words(self, lattice: BackwardLattice, states: Tensor, word_class: int) -> Tensor:
         """(n,) a word of one class for each state."""
         ...
 
@@ -52,11 +52,11 @@ class Draw:
     def again(self, weights: Tensor, count: int) -> Tensor:
         return inverted(weights.cumsum(0), self.uniform(count).to(weights.device))
 
-    def words(self, messages: Messages, states: Tensor, word_class: int) -> Tensor:
-        members = messages.plan.automaton.class_of_word == word_class
+    def words(self, lattice: BackwardLattice, states: Tensor, word_class: int) -> Tensor:
+        members = lattice.template.automaton.class_of_word == word_class
         if members.sum() == 1:
             return torch.full_like(states, int(np.flatnonzero(members)[0]))
-        emitted = messages.distributions.emitted
+        emitted = lattice.distributions.emitted
         if word_class not in self._sums:
             self._sums[word_class] = emitted.running_sums(torch.from_numpy(members).to(states.device))
         return emitted.draw(states, self.uniform(len(states)).to(states.device), self._sums[word_class])
@@ -71,11 +71,11 @@ class Best:
     def again(self, weights: Tensor, count: int) -> Tensor:
         return weights.argmax().expand(count)
 
-    def words(self, messages: Messages, states: Tensor, word_class: int) -> Tensor:
-        members = torch.from_numpy(messages.plan.automaton.class_of_word == word_class).to(states.device)
+    def words(self, lattice: BackwardLattice, states: Tensor, word_class: int) -> Tensor:
+        members = torch.from_numpy(lattice.template.automaton.class_of_word == word_class).to(states.device)
         chosen = []
         for state in states.tolist():
-            words, probability = messages.distributions.emitted.words(state)
+            words, probability = lattice.distributions.emitted.words(state)
             chosen.append(int(words[(probability * members[words]).argmax()]))
         return torch.tensor(chosen, dtype=torch.long, device=states.device)
 
@@ -99,28 +99,28 @@ class _Walk:
         self.state: Tensor | None = None
 
 
-def fills(messages: Messages, start: int, count: int, chooser: Chooser) -> list[list[list[int]]]:
+def fills(lattice: BackwardLattice, start: int, count: int, chooser: Chooser) -> list[list[list[int]]]:
     """`count` fills, each a list of word ids for every gap, the automaton beginning in `start`."""
-    plan, distributions = messages.plan, messages.distributions
+    template, distributions = lattice.template, lattice.distributions
     walk = _Walk(count, start, distributions.device)
     found: list[list[list[int]]] = [[] for _ in range(count)]
-    for i, item in enumerate(plan.items):
+    for i, item in enumerate(template.items):
         if isinstance(item, Gap):
-            for text, words in zip(found, _walk_gap(messages, messages.gaps[i], walk, chooser), strict=True):
+            for text, words in zip(found, _walk_gap(lattice, lattice.gaps[i], walk, chooser), strict=True):
                 text.append(words)
         else:
-            _read_word(messages, item, walk)
+            _read_word(lattice, item, walk)
     return found
 
 
-def _read_word(messages: Messages, item: Fixed, walk: _Walk) -> None:
-    distributions, ring = messages.distributions, messages.ring
-    walk.q = messages.plan.step(walk.q, item)
+def _read_word(lattice: BackwardLattice, item: Fixed, walk: _Walk) -> None:
+    distributions, ring = lattice.distributions, lattice.ring
+    walk.q = lattice.template.step(walk.q, item)
     if distributions.restarts(item.word):
         walk.group = walk.alpha = walk.state = None
         return
     if walk.state is not None:
-        arrive = _rows_into(messages, walk.state, distributions.states(item.word), distributions.start_at(item.word))
+        arrive = _rows_into(lattice, walk.state, distributions.states(item.word), distributions.start_at(item.word))
     elif walk.alpha is not None:
         assert walk.group is not None
         tile = distributions.tiles_of([(walk.group, distributions.group(item.word))])[0].double()
@@ -133,9 +133,9 @@ def _read_word(messages: Messages, item: Fixed, walk: _Walk) -> None:
     walk.group, walk.state = distributions.group(item.word), None
 
 
-def _rows_into(messages: Messages, states: Tensor, columns: Tensor, fresh: Tensor) -> Tensor:
+def _rows_into(lattice: BackwardLattice, states: Tensor, columns: Tensor, fresh: Tensor) -> Tensor:
     """(n, K) p(z' | z) for z' in `columns`, or `fresh` where z is -1."""
-    distributions = messages.distributions
+    distributions = lattice.distributions
     distinct, where = states.unique(return_inverse=True)
     result = torch.empty(len(distinct), len(columns), dtype=torch.float64, device=states.device)
     for chunk in distributions.row_slices(len(distinct)):
@@ -145,9 +145,9 @@ def _rows_into(messages: Messages, states: Tensor, columns: Tensor, fresh: Tenso
     return result[where]
 
 
-def _walk_gap(messages: Messages, gap: GapMessages, walk: _Walk, chooser: Chooser) -> list[list[int]]:
-    distributions = messages.distributions
-    remaining = _enter(messages, gap, walk, chooser)
+def _walk_gap(lattice: BackwardLattice, gap: GapMessages, walk: _Walk, chooser: Chooser) -> list[list[int]]:
+    distributions = lattice.distributions
+    remaining = _enter(lattice, gap, walk, chooser)
     words: list[list[int]] = [[] for _ in range(walk.count)]
     state = walk.state
     assert state is not None
@@ -155,7 +155,7 @@ def _walk_gap(messages: Messages, gap: GapMessages, walk: _Walk, chooser: Choose
         for r in np.unique(remaining[remaining > 0])[::-1]:
             for q in np.unique(walk.q[remaining == r]):
                 texts = np.flatnonzero((remaining == r) & (walk.q == q))
-                chosen, classes, q_after = _slot_words(messages, gap.remaining[r - 1], int(q), state, texts, chooser)
+                chosen, classes, q_after = _slot_words(lattice, gap.remaining[r - 1], int(q), state, texts, chooser)
                 index = torch.from_numpy(texts).to(distributions.device)
                 state[index] = classes
                 walk.q[texts] = q_after
@@ -165,7 +165,7 @@ def _walk_gap(messages: Messages, gap: GapMessages, walk: _Walk, chooser: Choose
     return words
 
 
-def _enter(messages: Messages, gap: GapMessages, walk: _Walk, chooser: Chooser) -> np.ndarray:
+def _enter(lattice: BackwardLattice, gap: GapMessages, walk: _Walk, chooser: Chooser) -> np.ndarray:
     """(n,) the gap's length in each text, chosen together with the state on its left (then in
     `walk.state`)."""
     lengths = sorted(gap.lengths)
@@ -182,7 +182,7 @@ def _enter(messages: Messages, gap: GapMessages, walk: _Walk, chooser: Chooser) 
             size = table.shape[1]
             which = torch.div(place, size, rounding_mode="floor")
             assert walk.group is not None
-            state[index] = messages.distributions.states_of_group[walk.group][place % size]
+            state[index] = lattice.distributions.states_of_group[walk.group][place % size]
         elif walk.state is None:
             which = chooser.again(_fresh(values, int(q)), len(texts))
         else:
@@ -198,7 +198,7 @@ def _enter(messages: Messages, gap: GapMessages, walk: _Walk, chooser: Chooser) 
     return remaining
 
 
-def _joint(values: Sequence[Value], q: int, states: Tensor | None) -> Tensor:
+def _joint(values: Sequence[LatticeMessage], q: int, states: Tensor | None) -> Tensor:
     """(lengths, K or chosen states) the messages of one automaton state on one scale (the states' own, if
     chosen)."""
     rows = []
@@ -215,7 +215,7 @@ def _joint(values: Sequence[Value], q: int, states: Tensor | None) -> Tensor:
     return (logs - top).exp()
 
 
-def _fresh(values: Sequence[Value], q: int) -> Tensor:
+def _fresh(values: Sequence[LatticeMessage], q: int) -> Tensor:
     """(lengths,) the messages of one automaton state for a fresh start, on one scale."""
     logs = []
     for value in values:
@@ -227,11 +227,11 @@ def _fresh(values: Sequence[Value], q: int) -> Tensor:
 
 
 def _slot_words(
-    messages: Messages, following: Value, q: int, state: Tensor, texts: np.ndarray, chooser: Chooser
+    lattice: BackwardLattice, following: LatticeMessage, q: int, state: Tensor, texts: np.ndarray, chooser: Chooser
 ) -> tuple[Tensor, Tensor, np.ndarray]:
     """(word, state or -1 after a fresh start, automaton state after it) for each text that stands in q."""
-    distributions, automaton, plan = messages.distributions, messages.plan.automaton, messages.plan
-    arrival, _ = messages.arrival(following, q)
+    distributions, automaton, template = lattice.distributions, lattice.template.automaton, lattice.template
+    arrival, _ = lattice.arrival(following, q)
     index = torch.from_numpy(texts).to(distributions.device)
     before = state[index]
     after = torch.empty_like(before)
@@ -244,12 +244,12 @@ def _slot_words(
         after[part] = chooser.among(distributions.rows(before[part]) * arrival)
     # Which class of word it was, given its state.
     logs = []
-    for c in plan.classes:
+    for c in template.classes:
         row = int(following.row_of[automaton.delta[q, c]])
-        emission = messages.emission((c,))[after].log()
+        emission = lattice.emission((c,))[after].log()
         if row < 0:
             logs.append(torch.full_like(emission, -torch.inf))
-        elif messages.is_fresh(c):
+        elif lattice.is_fresh(c):
             assert following.log_fresh is not None
             logs.append(emission + following.log_fresh[row])
         else:
@@ -260,8 +260,8 @@ def _slot_words(
     words = torch.empty_like(after)
     for k in which.unique().tolist():
         here = which == k
-        words[here] = chooser.words(messages, after[here], plan.classes[k])
-        if messages.is_fresh(plan.classes[k]):
+        words[here] = chooser.words(lattice, after[here], template.classes[k])
+        if lattice.is_fresh(template.classes[k]):
             after[here] = -1
-    q_after = automaton.delta[q, np.array(plan.classes)[which.cpu().numpy()]]
+    q_after = automaton.delta[q, np.array(template.classes)[which.cpu().numpy()]]
     return words, after, q_after

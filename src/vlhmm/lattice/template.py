@@ -1,5 +1,5 @@
 """A text with gaps -> what has to be computed, before anything is. Input: items and an automaton. Output:
-`Plan`.
+`InfillTemplate`.
 
 A gap of `low` to `high` words is walked by how many words *remain* in it: the message "r more words here,
 then the rest" serves every length of the gap. An automaton state is kept at a place only if it can be there
@@ -67,7 +67,7 @@ def _item(vocabulary: Vocabulary, word: str) -> Item:
     return gap
 
 
-class Domain(NamedTuple):
+class MessageSupport(NamedTuple):
     """Where a message is needed: on one group's states, on all states, and/or for a fresh start."""
 
     group: int | None
@@ -76,7 +76,7 @@ class Domain(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class InfillTemplate:
     """Which messages are needed, for which automaton states."""
 
     items: tuple[Item, ...]
@@ -84,7 +84,7 @@ class Plan:
     classes: tuple[int, ...]  # of the words a gap may hold
     allow_eos: bool
     starts: tuple[int, ...]  # automaton states before the first word
-    domains: tuple[Domain, ...]  # of the message before item i
+    supports: tuple[MessageSupport, ...]  # of the message before item i
     entry: tuple[np.ndarray, ...]  # (Q,) bool before item i, and after the last one
     remaining: dict[int, tuple[np.ndarray, ...]]  # gap i: (Q,) bool for r = 0 .. high words remaining
 
@@ -105,10 +105,10 @@ class Plan:
         return 8 * num_states * (rows + 3 * widest + len(self.classes))
 
 
-def make_plan(
+def make_template(
     distributions: HMMDistributions, items: Sequence[Item], automaton: Automaton, allow_eos: bool, starts: Sequence[int]
-) -> Plan:
-    """The plan for `items` under `automaton`, read from each of its states `starts`."""
+) -> InfillTemplate:
+    """The template for `items` under `automaton`, read from each of its states `starts`."""
     num_q = automaton.num_states
     used = (
         np.unique(np.delete(automaton.class_of_word, distributions.eos)).tolist()
@@ -137,12 +137,12 @@ def make_plan(
     can.reverse()
 
     reach, entry, remaining = first, [], {}
-    domains: list[Domain] = []
-    domain = Domain(None, False, True)
+    supports: list[MessageSupport] = []
+    support = MessageSupport(None, False, True)
     resets = distributions.rule == "reset"
     for i, item in enumerate(items):
         entry.append(reach & can[i])
-        domains.append(domain)
+        supports.append(support)
         if isinstance(item, Gap):
             used_words = [reach]
             for _ in range(item.high):
@@ -157,7 +157,7 @@ def make_plan(
                 for r in range(item.high + 1)
             )
             reach = np.any(used_words[item.low :], axis=0)
-            domain = Domain(None, True, domain.fresh or (allow_eos and resets))
+            support = MessageSupport(None, True, support.fresh or (allow_eos and resets))
         else:
             following = np.zeros(num_q, dtype=bool)
             states = np.flatnonzero(reach)
@@ -166,19 +166,21 @@ def make_plan(
             following[states] = True
             reach = following
             fresh = distributions.restarts(item.word)
-            domain = Domain(None if fresh else distributions.group(item.word), False, fresh)
+            support = MessageSupport(None if fresh else distributions.group(item.word), False, fresh)
     entry.append(reach & can[-1])
-    domains.append(domain)
-    return Plan(tuple(items), automaton, classes, allow_eos, tuple(starts), tuple(domains), tuple(entry), remaining)
+    supports.append(support)
+    return InfillTemplate(
+        tuple(items), automaton, classes, allow_eos, tuple(starts), tuple(supports), tuple(entry), remaining
+    )
 
 
-def check_memory(plan: Plan, num_states: int, budget: float) -> None:
+def check_memory(template: InfillTemplate, num_states: int, budget: float) -> None:
     """Nothing, or a QueryError where the messages would take more than `budget` bytes."""
-    needed = plan.num_bytes(num_states)
+    needed = template.num_bytes(num_states)
     if needed > budget:
-        gap = max((item.high for item in plan.items if isinstance(item, Gap)), default=0)
+        gap = max((item.high for item in template.items if isinstance(item, Gap)), default=0)
         raise QueryError(
-            f"gaps of up to {gap:,} words under an automaton of {plan.automaton.num_states:,} states over "
+            f"gaps of up to {gap:,} words under an automaton of {template.automaton.num_states:,} states over "
             f"{num_states:,} model states would take {gibibytes(needed)}, the limit is "
             f"{gibibytes(budget)}; shorten the gaps or the constraint, or raise the limit (--memory)"
         )

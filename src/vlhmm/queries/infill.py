@@ -16,11 +16,20 @@ from vlhmm.constraints.automaton import Automaton, free, with_free_state
 from vlhmm.constraints.constraint import Constraint, compile_constraint
 from vlhmm.data.user_text import DEFAULT_MEMORY, check_sample_memory, generator_of
 from vlhmm.errors import QueryError
-from vlhmm.lattice.backward import Messages, backward
+from vlhmm.lattice.backward import BackwardLattice, backward
 from vlhmm.lattice.forward import GapMarginals, gap_marginals
 from vlhmm.lattice.sampling import Best, Draw, fills
 from vlhmm.lattice.semiring import MaxProduct, SumProduct
-from vlhmm.lattice.template import Fixed, Gap, Item, Plan, check_memory, make_plan, parse_template, with_end
+from vlhmm.lattice.template import (
+    Fixed,
+    Gap,
+    InfillTemplate,
+    Item,
+    check_memory,
+    make_template,
+    parse_template,
+    with_end,
+)
 from vlhmm.queries.next_word import WordDistribution
 from vlhmm.queries.score import score_ids
 from vlhmm.results import Result
@@ -63,22 +72,22 @@ class Infilling:
     """A text with gaps, ready to be asked: its messages are computed once."""
 
     model: "HMMLanguageModel"
-    plan: Plan
+    template: InfillTemplate
     words: tuple[str, ...]  # as written, gaps included
     scope: Scope
     memory: float
     log_evidence: float  # log p(given words, gaps in range), nats
     log_constraint: float | None  # log p(constraint | given words, gaps in range)
-    _messages: Messages
+    _lattice: BackwardLattice
     _start: int
 
     def sample(self, n: int = 1, seed: Any = 0) -> list[Fill]:
         """`n` independent draws from p(fill | observed, constraint), each with its exact probability."""
         if n < 1:
             raise QueryError(f"asked for {n} samples, expected at least 1")
-        words = sum(item.high for item in self.plan.items if isinstance(item, Gap))
+        words = sum(item.high for item in self.template.items if isinstance(item, Gap))
         check_sample_memory(n, words, self.memory, self.model.distributions.states_per_group)
-        found = fills(self._messages, self._start, n, Draw(generator_of(seed)))
+        found = fills(self._lattice, self._start, n, Draw(generator_of(seed)))
         return self._fills(found)
 
     def best(self) -> BestFill:
@@ -87,33 +96,33 @@ class Infilling:
         The most probable fill of a longer gap sums over state paths inside a maximum over words, which no
         known algorithm does efficiently: the path's fill is what can be had exactly, and it is called that.
         """
-        gaps = [item for item in self.plan.items if isinstance(item, Gap)]
+        gaps = [item for item in self.template.items if isinstance(item, Gap)]
         if gaps == [Gap(1, 1)]:
-            words = gap_marginals(self._messages, self._start)[0].words[1][0]
+            words = gap_marginals(self._lattice, self._start)[0].words[1][0]
             return BestFill(self._fills([[[int(words.argmax())]]])[0], "most probable word", None)
         distributions = self.model.distributions
-        messages = backward(distributions, self.plan, MaxProduct(distributions))
-        found = fills(messages, self._start, 1, Best())
-        log_path = messages.log_total(self._start) - self._log_total
+        lattice = backward(distributions, self.template, MaxProduct(distributions))
+        found = fills(lattice, self._start, 1, Best())
+        log_path = lattice.log_total(self._start) - self._log_total
         return BestFill(self._fills(found)[0], "joint path", log_path)
 
     def marginals(self) -> list[GapDistribution]:
         """Each gap's length and, given its length, the distribution of each of its words."""
-        return [self._distribution(found) for found in gap_marginals(self._messages, self._start)]
+        return [self._distribution(found) for found in gap_marginals(self._lattice, self._start)]
 
     def log_prob(self, *gaps: str | Sequence[str]) -> float:
         """log p(fill | observed, constraint) of the fill given as one text a gap; -inf if it is not
         allowed."""
         wanted = [self.model.vocabulary.split(words) if isinstance(words, str) else list(words) for words in gaps]
-        slots = [item for item in self.plan.items if isinstance(item, Gap)]
+        slots = [item for item in self.template.items if isinstance(item, Gap)]
         if len(wanted) != len(slots):
             raise QueryError(f"the text has {len(slots)} gaps, got words for {len(wanted)}")
         vocabulary = self.model.vocabulary
         ids = [[vocabulary.id_of.get(word, vocabulary.unk) for word in words] for words in wanted]
         for slot, words in zip(slots, ids, strict=True):
-            if not slot.low <= len(words) <= slot.high or (vocabulary.eos in words and not self.plan.allow_eos):
+            if not slot.low <= len(words) <= slot.high or (vocabulary.eos in words and not self.template.allow_eos):
                 return -math.inf
-        if not self.plan.automaton.accept[self._run(ids)]:
+        if not self.template.automaton.accept[self._run(ids)]:
             return -math.inf
         return score_ids(self.model, self._whole(ids)) - self._log_total
 
@@ -124,18 +133,18 @@ class Infilling:
     def _run(self, gaps: list[list[int]]) -> int:
         """The automaton's state after the text with these gaps."""
         state, gap = np.array([self._start]), iter(gaps)
-        for item in self.plan.items:
+        for item in self.template.items:
             if isinstance(item, Fixed):
-                state = self.plan.step(state, item)
+                state = self.template.step(state, item)
             else:
                 for word in next(gap):
-                    state = self.plan.automaton.delta[state, self.plan.automaton.class_of_word[word]]
+                    state = self.template.automaton.delta[state, self.template.automaton.class_of_word[word]]
         return int(state[0])
 
     def _whole(self, gaps: list[list[int]]) -> tuple[int, ...]:
         """The ids of the text with these gaps."""
         gap, whole = iter(gaps), []
-        for item in self.plan.items:
+        for item in self.template.items:
             whole += [item.word] if isinstance(item, Fixed) else next(gap)
         return tuple(whole)
 
@@ -149,9 +158,9 @@ class Infilling:
                 texts = tuple(tuple(names[word] for word in words) for words in gaps)
                 gap = iter(texts)
                 written: list[str] = []
-                for item, word in zip(self.plan.items, self.words, strict=True):
+                for item, word in zip(self.template.items, self.words, strict=True):
                     written += [word] if isinstance(item, Fixed) else next(gap)
-                if self.plan.items and self.plan.items[-1] == Fixed(self.model.vocabulary.eos, read=False):
+                if self.template.items and self.template.items[-1] == Fixed(self.model.vocabulary.eos, read=False):
                     written.pop()
                 ids = self._whole(gaps)
                 known[key] = Fill(
@@ -208,23 +217,23 @@ def prepare_items(
         compiled = constraint if isinstance(constraint, Automaton) else compile_constraint(constraint, vocabulary)
         automaton, extra = with_free_state(compiled)
         starts = [automaton.initial, extra]
-    plan = make_plan(distributions, items, automaton, allow_eos, starts)
-    if not plan.possible(automaton.initial):
+    template = make_template(distributions, items, automaton, allow_eos, starts)
+    if not template.possible(automaton.initial):
         raise QueryError(
             "impossible constraint: no text with these words and gaps satisfies it, whatever the model; "
             "widen the gaps or loosen the constraint"
         )
-    check_memory(plan, distributions.num_states, memory)
-    messages = backward(distributions, plan, SumProduct(distributions))
-    log_total = messages.log_total(automaton.initial)
-    log_evidence = log_total if extra is None else messages.log_total(extra)
+    check_memory(template, distributions.num_states, memory)
+    lattice = backward(distributions, template, SumProduct(distributions))
+    log_total = lattice.log_total(automaton.initial)
+    log_evidence = log_total if extra is None else lattice.log_total(extra)
     if log_evidence == -math.inf:
         raise QueryError("the given words have probability zero under the model, whatever the gaps hold")
     if log_total == -math.inf:
         raise QueryError("impossible constraint: every text that satisfies it has probability zero under the model")
     log_constraint = None if extra is None else min(0.0, log_total - log_evidence)
     return Infilling(
-        model, plan, tuple(words), scope, memory, log_evidence, log_constraint, messages, automaton.initial
+        model, template, tuple(words), scope, memory, log_evidence, log_constraint, lattice, automaton.initial
     )
 
 

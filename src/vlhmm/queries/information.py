@@ -17,10 +17,10 @@ from vlhmm.constraints.constraint import compile_constraint, must_contain
 from vlhmm.data.user_text import DEFAULT_MEMORY, encode_sentence, encode_words, generator_of, memory_check
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
-from vlhmm.lattice.backward import Messages, Rows, Value, row_index
+from vlhmm.lattice.backward import BackwardLattice, LatticeMessage, ScaledVectors, row_index
 from vlhmm.lattice.forward import _after_word, _arrive, _emitted
 from vlhmm.lattice.semiring import SumProduct
-from vlhmm.lattice.template import Fixed, Gap, Plan, check_memory, make_plan
+from vlhmm.lattice.template import Fixed, Gap, InfillTemplate, check_memory, make_template
 from vlhmm.limits import MAX_HOURS, time_of
 from vlhmm.queries.next_word import impossible_context
 from vlhmm.queries.sample import sample_streams
@@ -82,17 +82,17 @@ def phrase_probability(
     automaton = compile_constraint(must_contain(phrase), vocabulary)
     given = [Fixed(i, read=False) for i in encode_words(vocabulary, context).ids]
     # The walk is forward: of the plan it reads what a single word may be.
-    plan = make_plan(distributions, [*given, Gap(1, 1)], automaton, allow_eos, [automaton.initial])
-    messages = Messages(plan, distributions, SumProduct(distributions))
+    template = make_template(distributions, [*given, Gap(1, 1)], automaton, allow_eos, [automaton.initial])
+    lattice = BackwardLattice(template, distributions, SumProduct(distributions))
     check_memory(_one_slot(distributions, automaton, allow_eos), distributions.num_states, memory)
-    now = Value(
+    now = LatticeMessage(
         row_index(automaton.num_states, np.array([automaton.initial])),
         None,
         torch.zeros(1, dtype=torch.float64, device=distributions.device),
     )
     group: int | None = None
     for item in given:
-        now = _after_word(messages, item, now, group)
+        now = _after_word(lattice, item, now, group)
         group = None if distributions.restarts(item.word) else distributions.group(item.word)
     log_context = _log_mass(now, np.flatnonzero(now.row_of >= 0))
     if log_context == -math.inf:
@@ -106,7 +106,7 @@ def phrase_probability(
         if progress is not None:
             progress(n, num_words)
         if (now.row_of >= 0).any():
-            now = _emitted(messages, _arrive(messages, now, group))
+            now = _emitted(lattice, _arrive(lattice, now, group))
             group = None
             total += math.exp(_log_mass(now, done[now.row_of[done] >= 0]) - log_context)
             now = _without(now, done)
@@ -124,13 +124,13 @@ def _check_time(num_words: int, done: int, seconds: float) -> None:
         )
 
 
-def _one_slot(distributions: HMMDistributions, automaton: Automaton, allow_eos: bool) -> Plan:
-    """A plan as large as what a forward walk keeps: one vector an automaton state, and as much for the
+def _one_slot(distributions: HMMDistributions, automaton: Automaton, allow_eos: bool) -> InfillTemplate:
+    """A template as large as what a forward walk keeps: one vector an automaton state, and as much for the
     next."""
-    return make_plan(distributions, [Gap(2, 2)], automaton, allow_eos, list(range(automaton.num_states)))
+    return make_template(distributions, [Gap(2, 2)], automaton, allow_eos, list(range(automaton.num_states)))
 
 
-def _log_mass(value: Value, states: np.ndarray) -> float:
+def _log_mass(value: LatticeMessage, states: np.ndarray) -> float:
     """log of all that a message holds for the listed automaton states."""
     rows = torch.from_numpy(value.row_of[states])
     logs: list[Tensor] = []
@@ -141,13 +141,13 @@ def _log_mass(value: Value, states: np.ndarray) -> float:
     return float(torch.cat(logs).logsumexp(0)) if logs else -math.inf
 
 
-def _without(value: Value, states: np.ndarray) -> Value:
+def _without(value: LatticeMessage, states: np.ndarray) -> LatticeMessage:
     """The message without some automaton states."""
     left = np.setdiff1d(np.flatnonzero(value.row_of >= 0), states)
     rows = torch.from_numpy(value.row_of[left])
-    kept = None if value.rows is None else Rows(value.rows.values[rows], value.rows.log_scale[rows])
+    kept = None if value.rows is None else ScaledVectors(value.rows.values[rows], value.rows.log_scale[rows])
     fresh = None if value.log_fresh is None else value.log_fresh[rows]
-    return Value(row_index(len(value.row_of), left), kept, fresh)
+    return LatticeMessage(row_index(len(value.row_of), left), kept, fresh)
 
 
 @dataclass(frozen=True, slots=True)
