@@ -39,16 +39,16 @@ class DenseDistributions(HMMDistributions):
             dense[i].index_add_(0, self.states_of_group[group], rows[i])
         return dense
 
-    def advance(self, alpha):
+    def forward_step(self, alpha):
         return alpha.double() @ self.A.double()
 
-    def advance_from(self, groups, alpha):
+    def forward_step_from(self, groups, alpha):
         return self._spread(groups, alpha.double()) @ self.A.double()
 
-    def retreat(self, beta):
+    def backward_step(self, beta):
         return beta.double() @ self.A.T.double()
 
-    def retreat_to(self, groups, beta):
+    def backward_step_to(self, groups, beta):
         return self._spread(groups, beta.double()) @ self.A.T.double()
 
     def tile(self, g, g2):

@@ -26,7 +26,7 @@ def test_mass_is_kept_over_many_steps(kind):
     distributions = distributions_of(kind)
     alpha, beta = distributions.start[None], torch.ones(1, distributions.num_states, dtype=torch.float64)
     for _ in range(STEPS):
-        alpha, beta = distributions.advance(alpha), distributions.retreat(beta)
+        alpha, beta = distributions.forward_step(alpha), distributions.backward_step(beta)
     assert abs(float(alpha.sum()) - 1) < 1e-9
     assert float((beta - 1).abs().max()) < 1e-9
     assert abs(float(distributions.emit(alpha).sum()) - 1) < 1e-9
@@ -34,9 +34,9 @@ def test_mass_is_kept_over_many_steps(kind):
     inside = torch.full(
         (len(groups), distributions.states_per_group), 1 / distributions.states_per_group, dtype=torch.float64
     )
-    assert float((distributions.advance_from(groups, inside).sum(1) - 1).abs().max()) < 1e-9
+    assert float((distributions.forward_step_from(groups, inside).sum(1) - 1).abs().max()) < 1e-9
     every = torch.ones(1, distributions.num_states, dtype=torch.float64)
-    assert all(float((distributions.retreat_at(g, every) - 1).abs().max()) < 1e-9 for g in groups)
+    assert all(float((distributions.backward_step_at(g, every) - 1).abs().max()) < 1e-9 for g in groups)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -46,8 +46,8 @@ def test_float32_products_equal_those_of_the_float64_model(kind):
     alpha = torch.rand(3, distributions.num_states, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     alpha[1] *= 1e-60  # below the smallest float32
     for ours, theirs in (
-        (distributions.advance, double.advance),
-        (distributions.retreat, double.retreat),
+        (distributions.forward_step, double.forward_step),
+        (distributions.backward_step, double.backward_step),
         (distributions.emit, double.emit),
     ):
         torch.testing.assert_close(ours(alpha), theirs(alpha), rtol=3e-5, atol=0)

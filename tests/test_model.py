@@ -130,14 +130,14 @@ def test_tables_equal_the_definition(kind):
         assert_close(tables.tile(a, b), matrix[groups[a]][:, groups[b]], **EXACT)
     generator = torch.Generator().manual_seed(0)
     alpha = torch.rand(2, len(start), generator=generator, dtype=torch.float64)
-    assert_close(tables.advance(alpha), alpha @ matrix, **EXACT)
-    assert_close(tables.retreat(alpha), alpha @ matrix.T, **EXACT)
+    assert_close(tables.forward_step(alpha), alpha @ matrix, **EXACT)
+    assert_close(tables.backward_step(alpha), alpha @ matrix.T, **EXACT)
     assert_close(tables.emit(alpha), alpha @ emission, **EXACT)
     some = torch.tensor([blocks.num_groups - 1, 0])
     part = torch.rand(2, groups.shape[1], generator=generator, dtype=torch.float64)
     spread = torch.zeros(2, len(start), dtype=torch.float64).scatter_(1, groups[some], part)
-    assert_close(tables.advance_from(some, part), spread @ matrix, **EXACT)
-    assert_close(tables.retreat_to(some, part), spread @ matrix.T, **EXACT)
+    assert_close(tables.forward_step_from(some, part), spread @ matrix, **EXACT)
+    assert_close(tables.backward_step_to(some, part), spread @ matrix.T, **EXACT)
     assert_close(tables.double().dense()[0], matrix, **EXACT)
 
 
@@ -247,7 +247,7 @@ def test_first_loss_is_about_log_vocabulary(kind):
     settings = {"num_states": 128, "num_blocks": 8, "hidden_size": 64, **KINDS[kind]}
     hmm = HMM(ModelConfig(**settings), blocks)
     tables = HMMDistributions(hmm.potentials(), blocks)
-    for state_distribution in (tables.start[None], tables.advance(tables.start[None])):
+    for state_distribution in (tables.start[None], tables.forward_step(tables.start[None])):
         log_prob = tables.emit(state_distribution).log()
         assert abs(-log_prob.mean().item() - math.log(400)) < 0.7
     assert tables.rows(torch.arange(128)).log().std() < 2  # nobody is certain of anything yet

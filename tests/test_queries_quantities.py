@@ -245,7 +245,7 @@ def test_a_broken_model_is_found_out(what):
             distributions.A[distributions.states_of_group[g]][:, distributions.states_of_group[g2]] * 1.01
         )
     elif what == "retreat":
-        distributions.retreat = lambda beta: (beta @ distributions.A.T) * 1.02
+        distributions.backward_step = lambda beta: (beta @ distributions.A.T) * 1.02
     else:
         distributions.double = lambda: random_model(5, num_words=4, num_groups=3, size=3).distributions
         distributions.dtype = torch.float32

@@ -221,7 +221,7 @@ class HMMDistributions:
 
     # ---- products, in float64
 
-    def advance(self, alpha: Float[Tensor, "n state"]) -> Float[Tensor, "n state"]:
+    def forward_step(self, alpha: Float[Tensor, "n state"]) -> Float[Tensor, "n state"]:
         """alpha @ A: where each distribution over states goes next, O(S^2 (h + n)). States nobody is in are skipped."""
         alpha = alpha.double()
         result = torch.zeros_like(alpha)
@@ -229,7 +229,7 @@ class HMMDistributions:
             result.addmm_(alpha[:, states] / totals, rows)
         return result
 
-    def retreat(self, beta: Float[Tensor, "n state"]) -> Float[Tensor, "n state"]:
+    def backward_step(self, beta: Float[Tensor, "n state"]) -> Float[Tensor, "n state"]:
         """beta @ A^T: out[i, z] = sum_z' p(z' | z) beta[i, z'], O(S^2 (h + n))."""
         beta = beta.double()
         result = torch.empty_like(beta)
@@ -237,7 +237,7 @@ class HMMDistributions:
             result[:, states[0] : states[-1] + 1] = beta @ rows.t() / totals
         return result
 
-    def advance_from(self, groups: Sequence[int] | Tensor, alpha: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
+    def forward_step_from(self, groups: Sequence[int] | Tensor, alpha: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
         """alpha @ A where row i lives on the states of groups[i] only: O(K S h) per distinct group."""
         alpha, groups = alpha.double(), self._group_index(groups)
         result = alpha.new_empty(len(groups), self.num_states)
@@ -248,23 +248,23 @@ class HMMDistributions:
             result[chosen] = alpha[chosen] @ self.rows(self.states_of_group[group])
         return result
 
-    def retreat_to(self, groups: Sequence[int] | Tensor, beta: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
+    def backward_step_to(self, groups: Sequence[int] | Tensor, beta: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
         """beta @ A^T where beta[i] lives on the states of groups[i] only."""
         beta, groups = beta.double(), self._group_index(groups)
         if self.blocks.partition:
-            return self._retreat_to_blocks(groups, beta)
+            return self._backward_step_to_blocks(groups, beta)
         dense = beta.new_zeros(len(groups), self.num_states)
         dense.scatter_(1, self.states_of_group[groups], beta)
-        return self.retreat(dense)
+        return self.backward_step(dense)
 
-    def retreat_at(self, group: int, beta: Float[Tensor, "n state"]) -> Float[Tensor, "n slot"]:
+    def backward_step_at(self, group: int, beta: Float[Tensor, "n state"]) -> Float[Tensor, "n slot"]:
         """sum_z' p(z' | z) beta(z') for z in one group only: one pass over K rows."""
         return beta.double() @ self.rows(self.states_of_group[group]).T
 
     def _group_index(self, groups: Sequence[int] | Tensor) -> Tensor:
         return torch.as_tensor(groups, device=self.device).long()
 
-    def _retreat_to_blocks(self, groups: Tensor, beta: Tensor) -> Tensor:
+    def _backward_step_to_blocks(self, groups: Tensor, beta: Tensor) -> Tensor:
         """Only the tiles that lead into the wanted blocks are made (block-factored), or rows of A otherwise."""
         result = beta.new_empty(len(groups), self.num_states)
         every = torch.arange(self.num_groups, device=self.device)

@@ -179,7 +179,7 @@ class HMMLanguageModel:
         predicted = distributions.start.expand(len(carry.group), -1).clone()
         going = (carry.group >= 0).nonzero()[:, 0]
         if len(going):
-            predicted[going] = distributions.advance_from(carry.group[going], carry.alpha[going])
+            predicted[going] = distributions.forward_step_from(carry.group[going], carry.alpha[going])
         return distributions.emit(predicted).double()
 
     @cached_property

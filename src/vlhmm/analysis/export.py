@@ -177,7 +177,7 @@ class _Dense:
         self.process, self.absorbing = distributions, absorbing
         words = torch.arange(distributions.vocab_size, device=distributions.device)
         emits = distributions.class_emission(words[words != distributions.eos] if absorbing else words)
-        into = distributions.advance(
+        into = distributions.forward_step(
             torch.ones(1, distributions.num_states, dtype=torch.float64, device=distributions.device)
         )[0]
         self.states = torch.nonzero(((distributions.start > 0) | (into > 0)) & (emits > 0))[:, 0]

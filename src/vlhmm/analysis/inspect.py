@@ -221,7 +221,7 @@ class Inspector:
         ahead = (
             self.start.expand(len(each), -1)
             if fresh
-            else self.distributions.advance_from(self._groups(group, each), each)
+            else self.distributions.forward_step_from(self._groups(group, each), each)
         )
         words_ahead = self.distributions.emit(ahead.contiguous())
         each[0] = emitted
@@ -293,7 +293,7 @@ class Inspector:
         """alpha P for distributions over one group's states: p(the next state)."""
         restart = alpha @ self.restart[self.distributions.states_of_group[group]]
         going_on = alpha * (1 - self.restart[self.distributions.states_of_group[group]])
-        moved = self.distributions.advance_from(self._groups(group, alpha), going_on)
+        moved = self.distributions.forward_step_from(self._groups(group, alpha), going_on)
         return moved + restart[:, None] * self.start
 
     def _behind(
@@ -303,7 +303,7 @@ class Inspector:
 
         Under "reset" nothing but <eos> comes before a fresh start, and <eos> before nothing else.
         """
-        moved = self.usage * self.distributions.retreat_to(self._groups(group, beta), beta)
+        moved = self.usage * self.distributions.backward_step_to(self._groups(group, beta), beta)
         begun = beta @ self.start[self.distributions.states_of_group[group]]
         words = self.distributions.emit(moved)
         if self.rule == "reset":

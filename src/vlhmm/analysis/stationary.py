@@ -64,13 +64,13 @@ def stationary(
     rounds than the plain iteration on English text, and it ends on chains that go in circles, too.
     """
     restart, start = restart_probability(distributions, eos, rule), distributions.start.double()
-    advance = _product(distributions, _spare_memory() if memory is None else memory)
+    forward_step = _product(distributions, _spare_memory() if memory is None else memory)
     guess = start / start.sum()
     arrived: list[Tensor] = []
     changes: list[Tensor] = []
     best = Usage(guess, 0, float("inf"))
     for number in range(1, MAX_ROUNDS + 1):
-        following = advance(guess * (1 - restart)) + (guess @ restart) * start
+        following = forward_step(guess * (1 - restart)) + (guess @ restart) * start
         following /= following.sum()  # rows of A in float32 sum to one only nearly
         change = float((following - guess).abs().sum())
         if change < best.change:
@@ -100,14 +100,14 @@ def _least_change(arrived: list[Tensor], changes: list[Tensor]) -> Tensor:
 def _product(distributions: HMMDistributions, memory: int) -> Callable[[Tensor], Tensor]:
     """alpha -> alpha A for one float64 vector, summed in float64 over runs of rows.
 
-    `HMMDistributions.advance` on float32 is off by more than the tolerance at 2^15 states, and on float64 it copies all of A.
+    `HMMDistributions.forward_step` on float32 is off by more than the tolerance at 2^15 states, and on float64 it copies all of A.
     The rows are kept where A fits the memory: making them costs ten times as much as reading them, and more for
     the softmax.
     """
     keeps = distributions.num_states**2 * distributions.emission.element_size() <= memory
     held: dict[int, Tensor] = {}
 
-    def advance(alpha: Tensor) -> Tensor:
+    def forward_step(alpha: Tensor) -> Tensor:
         result = torch.zeros_like(alpha)
         # scaled, so that small shares are not lost in the model's type
         scale = alpha.max().clamp(min=torch.finfo(alpha.dtype).tiny)
@@ -119,7 +119,7 @@ def _product(distributions: HMMDistributions, memory: int) -> Callable[[Tensor],
             result += scaled[states] @ rows
         return result * scale
 
-    return advance
+    return forward_step
 
 
 def _spare_memory() -> int:

@@ -99,7 +99,7 @@ def _mass(model: Any) -> list[float]:
     distributions = model.distributions
     alpha, found = distributions.start[None], []
     for _ in range(_MASS_STEPS if distributions.num_states <= _MASS_STATES else _MASS_STEPS // 10):
-        alpha = distributions.advance(alpha)
+        alpha = distributions.forward_step(alpha)
         found += [abs(float(alpha.sum()) - 1), abs(float(distributions.emit(alpha).sum()) - 1)]
     return found
 
@@ -205,9 +205,9 @@ def _two_word_gap(model: Any, ids: list[int]) -> list[float]:
     words = torch.tensor([w for w in range(len(vocabulary)) if w != vocabulary.eos], device=distributions.device)
     emission = distributions.class_emission(words)
     alpha = distributions.start_at(first) * distributions.emission_of(first)
-    ahead = distributions.advance_from([distributions.group(first)], alpha[None]) * emission
-    ahead = distributions.advance(ahead) * emission
-    ahead = distributions.advance(ahead)
+    ahead = distributions.forward_step_from([distributions.group(first)], alpha[None]) * emission
+    ahead = distributions.forward_step(ahead) * emission
+    ahead = distributions.forward_step(ahead)
     forwards = float((ahead[0, distributions.states(last)] * distributions.emission_of(last)).sum().log())
     return [abs(backwards - forwards)]
 

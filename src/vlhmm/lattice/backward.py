@@ -284,13 +284,13 @@ def _pushed(
     values, log_scale = arrival
     rows = log_fresh = None
     if support.every:
-        moved = ring.retreat(values) if group is None else ring.retreat_to(group, values)
+        moved = ring.backward_step(values) if group is None else ring.backward_step_to(group, values)
         rows = rescaled(moved, log_scale)
     elif support.group is not None:
         if group is None:
-            moved = ring.retreat_at(support.group, values)
+            moved = ring.backward_step_at(support.group, values)
         else:
-            moved = ring.retreat_tile(distributions.tiles_of([(support.group, group)])[0].double(), values)
+            moved = ring.backward_step_tile(distributions.tiles_of([(support.group, group)])[0].double(), values)
         rows = rescaled(moved, log_scale)
     if support.fresh:
         start = distributions.start if group is None else distributions.start[distributions.states_of_group[group]]

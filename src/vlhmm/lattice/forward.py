@@ -136,9 +136,9 @@ def _arrive(lattice: BackwardLattice, before: LatticeMessage, group: int | None)
     if before.rows is not None:
         values, scale = before.rows
         moved = (
-            distributions.advance(values)
+            distributions.forward_step(values)
             if group is None
-            else distributions.advance_from([group] * len(values), values)
+            else distributions.forward_step_from([group] * len(values), values)
         )
         parts.append((moved, scale))
     if before.log_fresh is not None:

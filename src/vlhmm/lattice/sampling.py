@@ -124,7 +124,7 @@ def _read_word(lattice: BackwardLattice, item: Fixed, walk: _Walk) -> None:
     elif walk.alpha is not None:
         assert walk.group is not None
         tile = distributions.tiles_of([(walk.group, distributions.group(item.word))])[0].double()
-        arrive = ring.advance_tile(walk.alpha, tile)
+        arrive = ring.forward_step_tile(walk.alpha, tile)
     else:
         arrive = distributions.start_at(item.word).expand(walk.count, -1)
     alpha = arrive * distributions.emission_of(item.word)

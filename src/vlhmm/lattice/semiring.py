@@ -16,23 +16,23 @@ class SumProduct:
     def __init__(self, distributions: HMMDistributions) -> None:
         self.distributions = distributions
 
-    def retreat(self, beta: Tensor) -> Tensor:
+    def backward_step(self, beta: Tensor) -> Tensor:
         """(n, S) sum_z' p(z' | z) beta(z'), beta (n, S)."""
-        return self.distributions.retreat(beta)
+        return self.distributions.backward_step(beta)
 
-    def retreat_to(self, group: int, beta: Tensor) -> Tensor:
+    def backward_step_to(self, group: int, beta: Tensor) -> Tensor:
         """(n, S) the same for beta (n, K) on one group."""
-        return self.distributions.retreat_to([group] * len(beta), beta)
+        return self.distributions.backward_step_to([group] * len(beta), beta)
 
-    def retreat_at(self, group: int, beta: Tensor) -> Tensor:
+    def backward_step_at(self, group: int, beta: Tensor) -> Tensor:
         """(n, K) the same for z in one group only, beta (n, S)."""
-        return self.distributions.retreat_at(group, beta)
+        return self.distributions.backward_step_at(group, beta)
 
-    def advance_tile(self, alpha: Tensor, tile: Tensor) -> Tensor:
+    def forward_step_tile(self, alpha: Tensor, tile: Tensor) -> Tensor:
         """(n, K) sum_z alpha(z) p(z' | z)."""
         return alpha @ tile
 
-    def retreat_tile(self, tile: Tensor, beta: Tensor) -> Tensor:
+    def backward_step_tile(self, tile: Tensor, beta: Tensor) -> Tensor:
         """(n, K) sum_z' p(z' | z) beta(z')."""
         return beta @ tile.T
 
@@ -56,22 +56,22 @@ class SumProduct:
 class MaxProduct(SumProduct):
     """Messages that keep the most probable state and word."""
 
-    def retreat(self, beta: Tensor) -> Tensor:
+    def backward_step(self, beta: Tensor) -> Tensor:
         every = torch.arange(self.distributions.num_states, device=beta.device)
         return self._best_rows(every, beta)
 
-    def retreat_to(self, group: int, beta: Tensor) -> Tensor:
+    def backward_step_to(self, group: int, beta: Tensor) -> Tensor:
         # All columns of one group: p(z' | z) for every z, by carrying one indicator a column.
         columns = columns_of(self.distributions, group)
         return torch.stack([(columns * row[:, None]).amax(0) for row in beta])
 
-    def retreat_at(self, group: int, beta: Tensor) -> Tensor:
+    def backward_step_at(self, group: int, beta: Tensor) -> Tensor:
         return self._best_rows(self.distributions.states_of_group[group], beta)
 
-    def advance_tile(self, alpha: Tensor, tile: Tensor) -> Tensor:
+    def forward_step_tile(self, alpha: Tensor, tile: Tensor) -> Tensor:
         return (alpha[:, :, None] * tile).amax(1)
 
-    def retreat_tile(self, tile: Tensor, beta: Tensor) -> Tensor:
+    def backward_step_tile(self, tile: Tensor, beta: Tensor) -> Tensor:
         return (beta[:, None, :] * tile).amax(-1)
 
     def join(self, a: Tensor, b: Tensor) -> Tensor:
@@ -104,4 +104,4 @@ def columns_of(distributions: HMMDistributions, group: int) -> Tensor:
     """(K, S) p(z' | z) for z' in one group and every z."""
     size = distributions.states_per_group
     unit = torch.eye(size, dtype=torch.float64, device=distributions.device)
-    return distributions.retreat_to([group] * size, unit)
+    return distributions.backward_step_to([group] * size, unit)

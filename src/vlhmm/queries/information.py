@@ -190,7 +190,7 @@ def predictions(model: "HMMLanguageModel", ids: Sequence[int]) -> Iterator[np.nd
         moving = [i for i, t in enumerate(places) if t > 0 and not distributions.restarts(ids[t - 1])]
         if moving:
             before = [places[i] - 1 for i in moving]
-            ahead[moving] = distributions.advance_from(
+            ahead[moving] = distributions.forward_step_from(
                 [distributions.group(ids[t]) for t in before], passed.alpha[before]
             )
         yield from distributions.emit(ahead).cpu().numpy()

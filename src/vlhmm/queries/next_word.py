@@ -77,7 +77,7 @@ def predict_after(distributions: HMMDistributions, group: int | None, alpha: Ten
     """(S,) p(z_{t+1} | x_<=t) from a filtered posterior on `group`, or from a fresh start (None)."""
     if group is None or alpha is None:
         return distributions.start
-    return distributions.advance_from([group], alpha[None])[0]
+    return distributions.forward_step_from([group], alpha[None])[0]
 
 
 def distribution_after(

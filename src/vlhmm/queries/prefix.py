@@ -68,7 +68,7 @@ class State:
         distributions = self.model.distributions
         if self.group is None:
             return distributions.start
-        return distributions.advance_from([self.group], torch.tensor(self.alpha, device=distributions.device)[None])[0]
+        return distributions.forward_step_from([self.group], torch.tensor(self.alpha, device=distributions.device)[None])[0]
 
     def score(self, word: str | int) -> float:
         """log p(word | text so far), in nats."""

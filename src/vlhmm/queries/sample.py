@@ -236,7 +236,7 @@ def _weighed(
         if groups is None or alpha is None:
             predicted = distributions.start.expand(len(going), -1)
         else:
-            predicted = distributions.advance_from(groups, alpha)
+            predicted = distributions.forward_step_from(groups, alpha)
         words = draw.among(weighing(distributions.emit(predicted)))
         chosen = words.tolist()
         for text, word in zip(going, chosen, strict=True):

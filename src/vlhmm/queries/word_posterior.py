@@ -153,7 +153,7 @@ def _left(distributions: HMMDistributions, ids: list[int], start: Tensor, alpha:
     moving = [i for i, t in enumerate(places) if t > 0 and not distributions.restarts(ids[t - 1])]
     if moving:
         before = [places[i] - 1 for i in moving]
-        result[moving] = distributions.advance_from([distributions.group(ids[t]) for t in before], alpha[before])
+        result[moving] = distributions.forward_step_from([distributions.group(ids[t]) for t in before], alpha[before])
     # Under "reset" an impossible sentence before this one makes this place impossible as well.
     for i, t in enumerate(places):
         if t > 0 and not bool((alpha[t - 1] > 0).any()):
@@ -171,7 +171,7 @@ def _right(
     inner = [i for i, t in enumerate(places) if t < last]
     if inner:
         after = [places[i] + 1 for i in inner]
-        right[inner] = distributions.retreat_to([distributions.group(ids[t]) for t in after], arrival[after])
+        right[inner] = distributions.backward_step_to([distributions.group(ids[t]) for t in after], arrival[after])
         starts = torch.stack([distributions.start_at(ids[t]) for t in after])
         fresh[inner] = (starts * arrival[after]).sum(1)
     return right, fresh

@@ -74,7 +74,7 @@ class Explorer:
         parts, blocks = [], []
         for first in range(0, count, _BLOCKS_AT_ONCE):
             some = slice(first, min(first + _BLOCKS_AT_ONCE, count))
-            moved = tables.advance_from(
+            moved = tables.forward_step_from(
                 torch.arange(some.start, some.stop, device=tables.device), within[some] * (1 - restart[some])
             )
             moved = moved + (within[some] * restart[some]).sum(1, keepdim=True) * inspector.start

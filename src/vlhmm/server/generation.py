@@ -194,7 +194,7 @@ def _advance(distributions: HMMDistributions, rows: Sequence[Row]) -> tuple[Tens
     if going:
         groups = [rows[i].group for i in going]
         alpha = torch.stack([rows[i].alpha for i in going])  # type: ignore[misc]
-        predicted[going] = distributions.advance_from(groups, alpha)  # type: ignore[arg-type]
+        predicted[going] = distributions.forward_step_from(groups, alpha)  # type: ignore[arg-type]
     return predicted, distributions.emit(predicted)
 
 

@@ -163,6 +163,6 @@ def _with_top(model: Any, chains: list[list[int]], num_top: int, given_up: Calla
         size = max(1, _ENTRIES_AT_ONCE // max(distributions.num_states, distributions.vocab_size))
         for first in range(0, len(order), size):
             part = order[first : first + size]
-            predicted = distributions.advance_from([groups[i] for i in part], alpha[part])
+            predicted = distributions.forward_step_from([groups[i] for i in part], alpha[part])
             note([place_of[i] for i in part], distributions.emit(predicted))
     return scored
