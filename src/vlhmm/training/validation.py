@@ -5,16 +5,16 @@ from torch import Tensor
 
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.data.corpora import Corpus
-from vlhmm.distributions import HMMDistributions
-from vlhmm.evaluation.perplexity import evaluate
+from vlhmm.distributions import HMMDistributions, TileCache
+from vlhmm.evaluation.perplexity import Rule, evaluate
 from vlhmm.hmm import HMM
-from vlhmm.language_model import DEFAULT_MEMORY, HMMLanguageModel, TileCache
+from vlhmm.language_model import DEFAULT_MEMORY, HMMLanguageModel
 
 
 class Validation:
     """The validation text, and the memory for transition tiles that one validation leaves to the next."""
 
-    def __init__(self, hmm: HMM, blocks: Blocks, corpus: Corpus, context: str, memory: int | None) -> None:
+    def __init__(self, hmm: HMM, blocks: Blocks, corpus: Corpus, context: Rule, memory: int | None) -> None:
         self.hmm, self.blocks, self.corpus = hmm, blocks, corpus
         self.context, self.memory = context, memory or DEFAULT_MEMORY
         self._cache: TileCache | None = None
