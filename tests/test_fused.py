@@ -32,17 +32,30 @@ def test_linear_log_softmax(shape):
     assert_same(fused.linear_log_softmax(*inputs), (hidden @ weight.T + bias).log_softmax(-1), inputs)
 
 
-def test_blocked_log_softmax():
-    sizes = [1, 4, 2]
-    inputs = randn(3, 5, 6), randn(7, 6), randn(7)
+@pytest.mark.parametrize("kernels", ["0", "1"])
+@pytest.mark.parametrize("states", [1, 3, 4, 5, 8, 9])  # compiled loops take four at a time, up to eight
+def test_blocked_log_softmax(states, kernels, monkeypatch):
+    monkeypatch.setenv("VLHMM_KERNELS", kernels)
+    sizes, words = [1, 4, 2], torch.tensor([3, 0, 6, 1, 2, 5, 4])
+    inputs = randn(3, states, 6), randn(7, 6), randn(7)
     hidden, weight, bias = inputs
-    plain = torch.cat(
-        [
-            (h @ w.T + b).log_softmax(-1).T
-            for h, w, b in zip(hidden, weight.split(sizes), bias.split(sizes), strict=True)
-        ]
-    )
-    assert_same(fused.blocked_log_softmax(*inputs, sizes), plain, inputs)
+    blocks = [
+        (h @ weight[w].T + bias[w]).log_softmax(-1).T for h, w in zip(hidden, words.split(sizes), strict=True)
+    ]
+    assert_same(fused.blocked_log_softmax(*inputs, words, sizes), torch.cat(blocks)[words.argsort()], inputs)
+
+
+def test_emission_kernels_give_the_same_bits_on_any_number_of_threads(monkeypatch):
+    inputs = [t.float() for t in (randn(5, 4, 16), randn(40, 16), randn(40))]
+    words, sizes = torch.randperm(40, generator=torch.Generator().manual_seed(0)), [8, 1, 20, 4, 7]
+    found = []
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        leaves = [t.detach().requires_grad_() for t in inputs]
+        table = fused.blocked_log_softmax(*leaves, words, sizes)
+        found.append([table, *torch.autograd.grad((table * table).sum(), leaves)])
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
 def test_take():

@@ -20,8 +20,7 @@ def blocked(
     block_sizes: list[int],
 ) -> Float[Tensor, "word slot"]:
     """log p(x | z) from state vectors and word vectors, normalized within each block."""
-    table = blocked_log_softmax(hidden, weight[words_by_block], bias[words_by_block], block_sizes)
-    return restore_order(table, words_by_block)
+    return blocked_log_softmax(hidden, weight, bias, words_by_block, block_sizes)
 
 
 def blocked_scalar(

@@ -9,7 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from vlhmm import inference
+
 ROWS = 1024  # at a time: a megabyte of 256-wide vectors
+FEW_STATES = 8  # of a block: up to here compiled loops beat a matrix product per block
 
 
 def linear_log_softmax(
@@ -56,41 +59,84 @@ def blocked_log_softmax(
     hidden: Float[Tensor, "block slot width"],
     weight: Float[Tensor, "word width"],
     bias: Float[Tensor, " word"],
+    words_by_block: Int[Tensor, " word"],
     block_sizes: list[int],
 ) -> Float[Tensor, "word slot"]:
-    """For block m with its words w: (hidden[m] @ weight[w].T + bias[w]).log_softmax(-1).T, one block's below another's."""
-    return _BlockedLogSoftmax.apply(hidden, weight, bias, block_sizes)
+    """For block m with its words w: table[w] = (hidden[m] @ weight[w].T + bias[w]).log_softmax(-1).T, in vocabulary order.
+
+    Blocks of few states are compiled loops over the words as they lie: the products are too small for a matrix library,
+    and the word vectors, most of a small model, are read once and not copied.
+    """
+    if inference.use_kernels(hidden) and hidden.shape[1] <= FEW_STATES:
+        return _BlockedByKernels.apply(hidden, weight, bias, words_by_block, block_sizes)
+    return _BlockedLogSoftmax.apply(hidden, weight, bias, words_by_block, block_sizes)
 
 
 class _BlockedLogSoftmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, bias, block_sizes):
+    def forward(ctx, hidden, weight, bias, words_by_block, block_sizes):
+        sorted_weight, sorted_bias = weight.index_select(0, words_by_block), bias.index_select(0, words_by_block)
         result = hidden.new_empty(len(weight), hidden.shape[1])
-        parts = (hidden.unbind(0), weight.split(block_sizes), bias.split(block_sizes), result.split(block_sizes))
+        parts = (
+            hidden.unbind(0),
+            sorted_weight.split(block_sizes),
+            sorted_bias.split(block_sizes),
+            result.split(block_sizes),
+        )
         for state, word, b, out in zip(*parts, strict=True):
             torch.addmm(b[:, None], word, state.t(), out=out)
             torch.log_softmax(out, 0, out=out)
-        ctx.save_for_backward(hidden, weight, result)
+        ctx.save_for_backward(hidden, sorted_weight, result, words_by_block)
         ctx.block_sizes = block_sizes
-        return result
+        return torch.empty_like(result).index_copy_(0, words_by_block, result)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
-        hidden, weight, result = ctx.saved_tensors
+        hidden, weight, result, words_by_block = ctx.saved_tensors
         sizes = ctx.block_sizes
         d_hidden, d_weight = torch.empty_like(hidden), torch.empty_like(weight)
         d_bias = weight.new_empty(len(weight))
         parts = (
             *(tensor.unbind(0) for tensor in (hidden, d_hidden)),
-            *(tensor.split(sizes) for tensor in (weight, d_weight, d_bias, result, gradient)),
+            *(tensor.split(sizes) for tensor in (weight, d_weight, d_bias, result)),
+            gradient.index_select(0, words_by_block).split(sizes),
         )
         for state, d_state, word, d_word, d_b, log_probs, given in zip(*parts, strict=True):
             d_logits = through_log_softmax(given, log_probs, 0)
             torch.mm(d_logits.t(), word, out=d_state)
             torch.mm(d_logits, state, out=d_word)
             torch.sum(d_logits, 1, out=d_b)
-        return d_hidden, d_weight, d_bias, None
+        # no word is in two blocks: a copy to its place, where the gradient of an index would add up
+        d_weight, d_bias = (torch.empty_like(d).index_copy_(0, words_by_block, d) for d in (d_weight, d_bias))
+        return d_hidden, d_weight, d_bias, None, None
+
+
+class _BlockedByKernels(torch.autograd.Function):
+    """As `_BlockedLogSoftmax`."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, words_by_block, block_sizes):
+        from vlhmm.inference import emission_numba
+
+        result = hidden.new_empty(len(weight), hidden.shape[1])
+        arrays = [t.detach().contiguous().numpy() for t in (hidden, weight, bias, words_by_block, result)]
+        emission_numba.log_softmax(*arrays, block_sizes)
+        ctx.save_for_backward(hidden, weight, result, words_by_block)
+        ctx.block_sizes = block_sizes
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        from vlhmm.inference import emission_numba
+
+        hidden, weight, result, words_by_block = ctx.saved_tensors
+        d_hidden, d_weight = torch.empty_like(hidden), torch.empty_like(weight)
+        d_bias = weight.new_empty(len(weight))
+        given = [t.detach().contiguous().numpy() for t in (hidden, weight, words_by_block, result, gradient)]
+        emission_numba.gradients(*given, *(t.numpy() for t in (d_hidden, d_weight, d_bias)), ctx.block_sizes)
+        return d_hidden, d_weight, d_bias, None, None
 
 
 def take(
