@@ -192,6 +192,26 @@ def test_expected_counts_give_the_gradient_of_the_marginal_likelihood(kind, drop
             assert_close(ours, theirs, **close, msg=lambda m, about=(name, parts, shortcut): f"{about}: {m}")
 
 
+@pytest.mark.parametrize("dropped", [False, True])
+def test_blocks_of_few_states_are_moved_together_or_one_by_one(dropped, monkeypatch):
+    """The tiles, the value and its gradient do not depend on how tiles are moved, nor on how many rows are in hand."""
+    hmm, blocks = small_hmm("paper")
+    transition = hmm.potentials(keep(hmm, blocks) if dropped else None).transition
+    pairs = torch.tensor([[0, 0, 1, 2, 2], [0, 2, 1, 0, 1]])
+    slots = transition.states_of_group.shape[1]
+    counts = torch.rand(5, slots, slots, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = []
+    for few, rows in ((16, 512), (0, 512), (16, slots), (0, slots)):
+        monkeypatch.setattr("vlhmm.components.transitions.FEW_STATES", few)
+        monkeypatch.setattr("vlhmm.components.transitions.ROWS_AT_ONCE", rows)
+        value = transition.expected_log_likelihood(*pairs, counts)
+        gradients = torch.autograd.grad(value, (hmm.embedding.state, *hmm.networks["source"].parameters()), retain_graph=True)
+        found.append((transition.tiles(*pairs), value, *gradients))
+    for other in found[1:]:
+        for ours, theirs in zip(found[0], other, strict=True):
+            assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_language_model_sums_every_state_path(kind):
     hmm, blocks = small_hmm(kind)

@@ -30,7 +30,8 @@ def sample_kept(
     gumbel = -torch.empty(len(num_alive), states_per_block).exponential_(generator=generator).log()
     slot = torch.arange(states_per_block)
     gumbel[slot[None] >= num_alive[:, None].cpu()] = -torch.inf
-    share = torch.tensor([num_kept(int(alive), dropout) for alive in num_alive])
+    shares = {alive: num_kept(alive, dropout) for alive in num_alive.unique().tolist()}
+    share = torch.tensor([shares[alive] for alive in num_alive.tolist()])
     order = gumbel.argsort(dim=1, descending=True, stable=True)[:, : int(share.max())]
     counted = torch.arange(order.shape[1])[None] < share[:, None]
     # in slot order, those that count first

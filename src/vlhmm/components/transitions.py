@@ -47,6 +47,19 @@ def runs(from_group: Tensor) -> list[Run]:
     return [Run(g, end - n, end) for g, n, end in zip(groups.tolist(), sizes.tolist(), ends, strict=True)]
 
 
+def run_of_pair(tile: list[Run], device: torch.device) -> Int[Tensor, " pair"]:
+    """For every pair of the runs, which of them it belongs to."""
+    sizes = torch.tensor([run.last - run.first for run in tile], device=device)
+    return torch.arange(len(tile), device=device).repeat_interleave(sizes)
+
+
+def tiles_of(rows: Tensor, num_rows: int, num_slots: int) -> Tensor:
+    """(runs, groups, rows of a block, K): a view of rows (rows of the runs, S) as tiles."""
+    return rows.view(len(rows) // num_rows, num_rows, -1, num_slots).transpose(1, 2)
+
+
+FEW_STATES = 16  # of a block: up to here one call moves the tiles of many runs, as one for each costs more than its arithmetic
+
 EVERY = slice(None)  # the slots of a block whose rows are looked at: all of them
 
 PAIRS_AT_ONCE = 256  # of tiles that are added up by states: their positions take eight bytes an entry
@@ -129,6 +142,11 @@ class Softmax:
         for tile in row_tiles(from_group, num_slots):
             states = self.states_of_group[[run.group for run in tile]].flatten()
             rows = self.rows(states, buffer[: len(states)] if self.logits is None else None)
+            if num_slots <= FEW_STATES:
+                first, last = tile[0].first, tile[-1].last
+                where = run_of_pair(tile, out.device), to_group[first:last]
+                out[first:last] = tiles_of(rows, num_slots, num_slots)[where]
+                continue
             for run, ours in zip(tile, rows.split(num_slots), strict=True):
                 grouped = ours.view(num_slots, -1, num_slots).transpose(0, 1)
                 torch.index_select(grouped, 0, to_group[run.first : run.last], out=out[run.first : run.last])
@@ -224,15 +242,14 @@ class _StreamedSoftmax(torch.autograd.Function):
             scores = torch.mm(ours, target.t(), out=buffer[: len(states)])
             if allowed is not None:
                 scores += allowed
-            totals = torch.cat([departures[run.first : run.last].sum(0) for run in tile])
+            totals = departures_of_rows(departures, tile)
             if with_value:
                 value -= (totals * scores.logsumexp(-1)).sum(dtype=torch.float64)
                 for run, rows in zip(tile, scores.split(num_rows), strict=True):
                     value += dot_tiles(rows, to_group[run.first : run.last], counts[run.first : run.last])
             torch.softmax(scores, -1, out=scores)
             scores *= -totals[:, None]
-            for run, rows in zip(tile, scores.split(num_rows), strict=True):
-                add_tiles(rows, to_group[run.first : run.last], counts[run.first : run.last])
+            add_tiles_of_runs(scores, tile, to_group, counts)
             d_source.index_add_(0, states, scores @ target)
             d_target.addmm_(scores.t(), ours)
         ctx.save_for_backward(d_source, d_target)
@@ -242,6 +259,26 @@ class _StreamedSoftmax(torch.autograd.Function):
     def backward(ctx, *gradients):
         d_source, d_target = ctx.saved_tensors
         return gradients[0] * d_source, gradients[0] * d_target, None, None, None, None, None, None
+
+
+def departures_of_rows(departures: Tensor, tile: list[Run]) -> Tensor:
+    """(rows of the runs,): what leaves each row, from the pairs' (P, rows of a block)."""
+    if departures.shape[1] > FEW_STATES:
+        return torch.cat([departures[run.first : run.last].sum(0) for run in tile])
+    first, last = tile[0].first, tile[-1].last
+    totals = departures.new_zeros(len(tile), departures.shape[1])
+    return totals.index_add_(0, run_of_pair(tile, departures.device), departures[first:last]).flatten()
+
+
+def add_tiles_of_runs(rows: Tensor, tile: list[Run], to_group: Tensor, counts: Tensor) -> None:
+    """Adds the runs' tiles (P, rows of a block, K) to their places in `rows` (rows of the runs, S), in place."""
+    if counts.shape[1] > FEW_STATES:
+        for run, ours in zip(tile, rows.split(counts.shape[1]), strict=True):
+            add_tiles(ours, to_group[run.first : run.last], counts[run.first : run.last])
+        return
+    first, last = tile[0].first, tile[-1].last
+    where = run_of_pair(tile, rows.device), to_group[first:last]
+    tiles_of(rows, counts.shape[1], counts.shape[2])[where] += counts[first:last]  # no pair is there twice
 
 
 def dot_tiles(rows: Tensor, to_group: Tensor, tiles: Tensor) -> Tensor:
