@@ -1,5 +1,6 @@
 """The README's first Python example runs, and its command table is the command line's."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -36,3 +37,32 @@ def test_every_linked_file_is_there(page):
 def test_the_site_has_every_page():
     listed = re.findall(r"^[a-z]+$", (README.parent / "docs" / "index.md").read_text(encoding="utf-8"), re.M)
     assert sorted({*listed, "index"}) == sorted(page.stem for page in (README.parent / "docs").glob("*.md"))
+
+
+def found(dotted: str) -> bool:
+    """Whether `a.b.Class.method` exists in the package."""
+    parts = dotted.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(["vlhmm", *parts[:cut]]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[cut:]:
+            if not hasattr(value, name):
+                return False
+            value = getattr(value, name)
+        return True
+    return False
+
+
+def test_every_function_that_the_documents_list_exists():
+    architecture = (README.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = [name for name in re.findall(r"^\d+\. `([\w.]+)`", architecture, re.M) if not name.startswith("torch")]
+    table = (README.parent / "docs" / "mathematics.md").read_text(encoding="utf-8").split("\n## ")[0]
+    for line in table.splitlines():
+        cells = re.split(r"(?<!\\)\|", line)
+        first = ""
+        for name in re.findall(r"`([\w.]+)`", cells[3]) if len(cells) > 4 else []:
+            first = name if not name.startswith(".") else first
+            named.append(name if not name.startswith(".") else first.rsplit(".", 1)[0] + name)
+    assert len(named) > 40 and [name for name in named if not found(name)] == []
