@@ -111,23 +111,24 @@ def insert(path: Path, marker: str, content: str) -> None:
 
 
 def settings_page() -> str:
-    """docs/settings.md: what `--set` takes, from the comments in the source."""
+    """docs/settings.md: what `--set` takes, from the help texts in the source."""
     from vlhmm.baselines.training import BaselineConfig
-    from vlhmm.config import settings_of
+    from vlhmm.config import by_group, settings_of
     from vlhmm.training.config import RunConfig
 
     parts = [
         "# Settings\n\nWhat `--set name=value` takes, with its default; presets (`vlhmm train --list-presets`) have other values. Numbers may be written 2^15 or 1e-3; "
-        "`none` clears an optional one. Written by `python docs/render_results.py` from the source; `--list-settings` prints the same.\n"
+        "`none` clears an optional one. Written by `python docs/render_results.py` from the source; `vlhmm train --settings` prints the same.\n"
     ]
     for title, kind in (("vlhmm train", RunConfig), ("vlhmm baseline ff, lstm", BaselineConfig)):
-        rows = [
-            f"| `{name}` | {default} | {choices.replace('|', 'or')} | {meaning.replace('|Z|', 'Z')} |"
-            for name, choices, default, meaning in settings_of(kind)
-        ]
-        parts.append(
-            "\n".join([f"## {title}\n", "| name | default | takes | meaning |", "| --- | --- | --- | --- |", *rows])
-        )
+        parts.append(f"## {title}")
+        for group, settings in by_group(settings_of(kind)).items():
+            rows = [
+                f"| `{each.name}` | {each.default} | {each.choices.replace('|', 'or')} | {each.meaning.replace('|Z|', 'Z')} |"
+                for each in settings
+            ]
+            head = [f"### {group[0].upper()}{group[1:]}\n", "| name | default | takes | meaning |", "| --- | --- | --- | --- |"]
+            parts.append("\n".join([*head, *rows]))
     return "\n".join([parts[0], "\n\n".join(parts[1:])]) + "\n"
 
 

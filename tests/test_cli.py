@@ -313,13 +313,14 @@ def test_json_has_no_infinity():
 
 
 def test_every_setting_says_what_it_means(capsys):
-    """The page in docs/ and --list-settings come from the comments in the source; one without is not documented."""
-    assert main(["train", "--list-settings"]) == 0
+    """The page in docs/ and --settings come from the help texts in the source: whole sentences, in groups."""
+    assert main(["train", "--settings"]) == 0
     told = capsys.readouterr().out
-    assert main(["baseline", "lstm", "--list-settings"]) == 0
+    assert main(["baseline", "lstm", "--settings"]) == 0
     for kind, shown in ((RunConfig, told), (BaselineConfig, capsys.readouterr().out)):
         for setting in settings_of(kind):
-            assert setting.meaning and setting.name in shown, setting.name
+            assert setting.meaning.endswith(".") and setting.group and setting.name in shown, setting.name
+            assert setting.meaning in shown and f"{setting.group}:\n" in shown
     page = (Path(__file__).parents[1] / "docs" / "settings.md").read_text(encoding="utf-8")
     assert all(f"`{s.name}` | {s.default} |" in page for kind in (RunConfig, BaselineConfig) for s in settings_of(kind))
 

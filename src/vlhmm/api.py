@@ -29,7 +29,7 @@ from vlhmm.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from vlhmm.evaluation.protocol import LanguageModel
-    from vlhmm.training.trainer import Status
+    from vlhmm.training.status import Status
 
 Setting = str | int | float | bool | None
 Texts = str | Path | Iterable[str | Sequence[str]]  # a file, or its sentences

@@ -2,10 +2,8 @@
 
 import dataclasses
 import difflib
-import inspect
 import json
 import math
-import re
 import types
 import typing
 from typing import Any, NamedTuple, TypeVar
@@ -14,6 +12,7 @@ from vlhmm.errors import ConfigError
 from vlhmm.limits import MAX_DIGITS, check_range, digits, shortened, whole_number
 
 Config = TypeVar("Config")
+Value = TypeVar("Value")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -87,21 +86,26 @@ def dotted_names(config: Any, prefix: str = "") -> list[str]:
     return names
 
 
+def setting(default: Value, help: str, group: str = "") -> Value:
+    """A field of a configuration with a sentence on what it sets, and the group it is listed under."""
+    return typing.cast(Value, dataclasses.field(default=default, metadata={"help": help, "group": group}))
+
+
 class Setting(NamedTuple):
     """What there is to know of one setting."""
 
     name: str  # dotted
     choices: str  # its type, or the values it may have
-    default: Any
-    meaning: str  # the comment beside it in the source: one place to say it
+    default: str
+    meaning: str  # a sentence
+    group: str  # what it belongs to
 
 
 def settings_of(kind: type, prefix: str = "") -> list[Setting]:
     """All settings of a configuration, in the order in which the source has them."""
-    hints, source = typing.get_type_hints(kind), inspect.getsource(kind)
-    comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", source, re.MULTILINE))
+    hints = typing.get_type_hints(kind)
     found: list[Setting] = []
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+    for field in dataclasses.fields(kind):
         hint = hints[field.name]
         if dataclasses.is_dataclass(hint):
             found += settings_of(typing.cast(type, hint), f"{prefix}{field.name}.")
@@ -113,8 +117,17 @@ def settings_of(kind: type, prefix: str = "") -> list[Setting]:
                 else ["none" if k is type(None) else k.__name__ for k in alternatives(hint)]
             )
             default = "none" if field.default is None else str(field.default)
-            found.append(Setting(prefix + field.name, " | ".join(names), default, comments.get(field.name, "")))
+            help, group = field.metadata.get("help", ""), field.metadata.get("group", "")
+            found.append(Setting(prefix + field.name, " | ".join(names), default, help, group))
     return found
+
+
+def by_group(settings: list[Setting]) -> dict[str, list[Setting]]:
+    """The settings under the names of their groups, both in the order of the source."""
+    groups: dict[str, list[Setting]] = {}
+    for each in settings:
+        groups.setdefault(each.group, []).append(each)
+    return groups
 
 
 def parsed(text: str, hint: Any, name: str) -> Any:

@@ -25,7 +25,7 @@ from vlhmm.baselines.feed_forward import FeedForward
 from vlhmm.baselines.lstm import LSTM
 from vlhmm.baselines.neural import NeuralLanguageModel
 from vlhmm.baselines.runs import Run, read_run, read_tensors, write_run, write_tensors
-from vlhmm.config import from_dict, to_dict, to_json
+from vlhmm.config import from_dict, setting, to_dict, to_json
 from vlhmm.data.atomic_io import owned_folder
 from vlhmm.data.batches import Batch, sentence_batches, stream_batches
 from vlhmm.data.checked import check_finite, check_keys, check_tensors, number_in
@@ -67,25 +67,51 @@ RANGES: dict[str, tuple[float, float]] = {
 class BaselineConfig:
     """How a neural baseline is built and trained: the paper's LSTM, unless told; see `default_config`."""
 
-    hidden_size: int = 256  # of embeddings and hidden layers
-    num_layers: int = 2  # hidden layers
-    order: int = 5  # ff: predicts from order-1 words; unused by the LSTM
-    dropout: float = 0.3  # of units
-    dropout_mask: Literal["token", "segment"] = "token"  # segment: a stream's units stay dropped for its whole segment
-    context: Literal["reset", "carry"] = "carry"  # reset: trained and validated line by line
-    num_streams: int = 16  # in parallel
-    segment_length: int = 32  # tokens between two cuts of the gradient
-    epochs: int = 50  # passes over the training text
-    optimizer: Literal["adamw", "sgd"] = "adamw"  # sgd wants a rate of 20 or so, and a clip of 0.25
-    rate: float = 1e-3  # of learning, at its highest
-    weight_decay: float = 0.0  # of matrices, not of biases; adamw: decoupled, sgd: added to the gradient
-    clip: float = 5.0  # the gradient's norm, at most
-    checks_per_epoch: int = 4  # validations an epoch
-    schedule: Literal["plateau", "cosine"] = "plateau"  # cosine: from `rate` to 0 over all epochs
-    patience: int = 8  # plateau: checks without improvement before the rate is divided ...
-    decay: float = 4.0  # ... by this
-    min_rate: float = 1e-6  # below it training ends, as nothing moves any more
-    seed: int = 0  # of weights and dropout
+    hidden_size: int = setting(256, "Width of embeddings and hidden layers.", "model")
+    num_layers: int = setting(2, "Number of hidden layers.", "model")
+    order: int = setting(5, "The feed-forward model predicts from order - 1 words; the LSTM does not use it.", "model")
+    dropout: float = setting(0.3, "Probability that a unit is dropped.", "dropout")
+    dropout_mask: Literal["token", "segment"] = setting(
+        "token",
+        "Whether units are drawn for every token (token), or once for a stream's whole segment (segment).",
+        "dropout",
+    )
+    context: Literal["reset", "carry"] = setting(
+        "carry",
+        "Whether the model is trained and validated line by line (reset) or on running text (carry).",
+        "data of a step",
+    )
+    num_streams: int = setting(16, "Streams read side by side.", "data of a step")
+    segment_length: int = setting(32, "Tokens between two cuts of the gradient.", "data of a step")
+    epochs: int = setting(50, "Passes over the training text.", "run")
+    optimizer: Literal["adamw", "sgd"] = setting(
+        "adamw", "adamw or sgd; sgd works with a rate of about 20 and a clip of 0.25.", "optimizer"
+    )
+    rate: float = setting(1e-3, "Peak learning rate.", "optimizer")
+    weight_decay: float = setting(
+        0.0,
+        "Weight decay of matrices; biases do not decay. It is decoupled in adamw and added to the gradient in sgd.",
+        "optimizer",
+    )
+    clip: float = setting(5.0, "Largest norm of the gradient; longer ones are scaled down.", "optimizer")
+    checks_per_epoch: int = setting(4, "Validations per epoch.", "schedule and validation")
+    schedule: Literal["plateau", "cosine"] = setting(
+        "plateau",
+        "Learning rate over time: divided when validation stops improving (plateau), or a cosine from rate to 0 (cosine).",
+        "schedule and validation",
+    )
+    patience: int = setting(
+        8,
+        "Validations without improvement before the rate is divided, with schedule=plateau.",
+        "schedule and validation",
+    )
+    decay: float = setting(
+        4.0, "What the learning rate is divided by, with schedule=plateau.", "schedule and validation"
+    )
+    min_rate: float = setting(
+        1e-6, "Learning rate below which training ends, with schedule=plateau.", "schedule and validation"
+    )
+    seed: int = setting(0, "Seed of the weights and of dropout.", "run")
 
     def __post_init__(self) -> None:
         for name in (

@@ -51,7 +51,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("kind", choices=("kn", "ff", "lstm"), help="Kneser-Ney n-gram, feed-forward n-gram or LSTM")
     add("train", metavar="TRAIN", nargs="?", help="a text file, - for standard input, or a corpus name")
-    add("--list-settings", action="store_true", help="all that --set takes: default, choices, meaning")
+    add("--settings", "--list-settings", dest="list_settings", action="store_true", help="all that --set takes, by groups")
     add("--valid", metavar="FILE", help="text to validate on; needed unless TRAIN is a corpus name")
     add("--test", metavar="FILE", help="text to test on")
     add("--out", metavar="RUN", help="folder for the model; without it, nothing is kept")

@@ -138,11 +138,13 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
 
 def print_settings(kind: type) -> None:
-    """Every setting of a configuration that --set takes, a line each."""
-    from vlhmm.config import settings_of
+    """Print every setting that --set takes, by groups: its name, default and choices, and a sentence on what it sets."""
+    from vlhmm.config import by_group, settings_of
 
-    for name, choices, default, meaning in settings_of(kind):
-        print(f"{name:<28} {default:<16} {choices}\n    {meaning}")
+    for number, (group, settings) in enumerate(by_group(settings_of(kind)).items()):
+        print(("\n" if number else "") + f"{group}:")
+        for each in settings:
+            print(f"  {each.name:<28} {each.default:<16} {each.choices}\n      {each.meaning}")
 
 
 def load_training_corpus(args: argparse.Namespace, vocabulary: Any = None) -> Corpus:

@@ -107,7 +107,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--dry-run", action="store_true", help="say what it would cost, and stop")
     parser.add_argument("--list-presets", action="store_true", help="all presets with their settings as JSON")
-    parser.add_argument("--list-settings", action="store_true", help="all that --set takes: default, choices, meaning")
+    parser.add_argument("--settings", "--list-settings", dest="list_settings", action="store_true", help="all that --set takes, by groups")
     add_format(parser)
     add_machine_options(parser)
     parser.set_defaults(run=run)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from vlhmm.config import setting
 from vlhmm.errors import ConfigError
 from vlhmm.limits import MAX_STATES, check_ranges
 
@@ -33,21 +34,61 @@ RANGES: dict[str, tuple[float, float]] = {
 class ModelConfig:
     """The paper's model by default: 2^15 states in 128 Brown blocks, neural, one softmax over all states."""
 
-    num_states: int = 32_768  # |Z|, all states
-    num_blocks: int = 128  # M, into which words and states are sorted
-    constraint: Constraint = "brown"  # which words a state may emit
-    states_per_word: int = 128  # n, for constraint "uniform" only
-    allocation: Allocation = "equal"  # "tokens": more states to blocks with more tokens
-    exchange_sweeps: int = 10  # refinement of the Brown clusters
-    transition: Transition = "softmax"  # over all states at once; "block-factored": the next block, then a state of it
-    parameterization: Parameterization = "neural"  # networks on embeddings of the states; "scalar": free numbers
-    embedding: Embedding = "independent"  # "factored": the paper's block + state; "additive": block + slot + own
-    network: Network = "residual"  # between embeddings and logits; "linear": a matrix in its place
-    hidden_size: int = 256  # h, the width of embeddings and networks
-    within: Within = "softmax"  # p(z' | z, m') of block-factored transitions; "low-rank": through tile_width channels
-    tile_width: int = 64  # width of the within-block logits of block-factored transitions
-    first_spread: float = 1.0  # how far apart states begin: factor on the first emission logits (scalar: within 1 of 0)
-    slot_code: float = 0.0  # >0: slot j of every block starts as "came from block j", with this strength
+    num_states: int = setting(32_768, "Number of hidden states |Z|.", "states and blocks")
+    num_blocks: int = setting(128, "Number of blocks M that words and states are divided into.", "states and blocks")
+    constraint: Constraint = setting(
+        "brown",
+        "Which words a state may emit: those of its Brown cluster (brown), those of its share of the frequency list (frequency), those that drew it at random (uniform), or all (none).",
+        "states and blocks",
+    )
+    states_per_word: int = setting(
+        128, "States that a word may be emitted by, with constraint=uniform.", "states and blocks"
+    )
+    allocation: Allocation = setting(
+        "equal",
+        "How states are divided among blocks: equally (equal), or more to blocks with more tokens (tokens).",
+        "states and blocks",
+    )
+    exchange_sweeps: int = setting(
+        10, "Sweeps of the exchange algorithm that refine the Brown clusters.", "states and blocks"
+    )
+    transition: Transition = setting(
+        "softmax",
+        "How p(z' given z) is made: one softmax over all states (softmax), or the next block and then a state of it (block-factored).",
+        "transitions",
+    )
+    parameterization: Parameterization = setting(
+        "neural",
+        "Whether logits come from networks on embeddings of the states (neural) or are free numbers (scalar).",
+        "parameters",
+    )
+    embedding: Embedding = setting(
+        "independent",
+        "Embeddings of the states: one per state (independent), the paper's block with state (factored), or the sum of block, slot and state (additive).",
+        "parameters",
+    )
+    network: Network = setting(
+        "residual",
+        "The network between embeddings and logits: residual layers (residual) or one matrix (linear).",
+        "parameters",
+    )
+    hidden_size: int = setting(256, "Width of embeddings and networks.", "parameters")
+    within: Within = setting(
+        "softmax",
+        "How a state of the next block is chosen with transition=block-factored: by a softmax (softmax), or through tile_width channels (low-rank).",
+        "transitions",
+    )
+    tile_width: int = setting(64, "Width of the logits within a block, with transition=block-factored.", "transitions")
+    first_spread: float = setting(
+        1.0,
+        "Factor on the first emission logits: how far apart states begin. Free numbers (scalar) begin within 1 of 0.",
+        "parameters",
+    )
+    slot_code: float = setting(
+        0.0,
+        "Above 0, slot j of every block starts as the state that came from block j, with this strength.",
+        "parameters",
+    )
 
     def __post_init__(self) -> None:
         self._check_numbers()

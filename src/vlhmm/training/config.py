@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vlhmm.components.config import ModelConfig
+from vlhmm.config import setting
 from vlhmm.errors import ConfigError
 from vlhmm.limits import MAX_COUNT, MAX_SECONDS, MAX_SEED, MAX_STATES, check_range, check_ranges
 
@@ -40,39 +41,93 @@ RANGES: dict[str, tuple[float, float]] = {
 class TrainingConfig:
     """The paper's training by default: streams of 16 x 32 tokens, AdamW at 1e-2, rate / 4 on a plateau."""
 
-    method: Literal["gradient", "em"] = "gradient"  # em: counts of `em_tokens`, then `m_steps` optimizer steps
-    context: Literal["reset", "carry", "paper"] = "reset"  # paper: reset, but carried over segment cuts
-    state_dropout: float = 0.5  # λ, the share of every block's states that a step leaves out
-    embedding_dropout: float = 0.0  # of single coordinates of the states' embeddings
-    batch: Literal["streams", "sentences"] = "streams"  # the text in parallel streams, cut in segments; or whole lines
-    num_streams: int = 16  # for streams
-    segment_length: int = 32  # tokens of each stream a batch
-    batch_tokens: int = 8_192  # tokens a batch, for sentence batches
-    em_tokens: int | None = None  # em: tokens an E-step; none: the whole training text
-    extra_tokens: int | None = None  # em: tokens of an extra text an E-step; none: as many as the training text has
-    m_steps: int = 3  # em: optimizer steps an E-step
-    m_parts: int = 1  # em: each of them looks at the transitions out of one state in so many, in turn
-    guide_weight: float = 0.0  # em: of a teacher's evidence about the states (train --guide)
-    guide_full: float = 0.6  # the share of training with all of it ...
-    guide_until: float = 0.95  # ... and with some of it
-    guide_text: int = 0  # tokens of text that the teacher writes, to be learned from as an extra text is
-    unknown_words: Literal["as-is", "held-out"] = "as-is"  # held-out: rare words are read as <unk> at times
-    smoothing: float = 0.0  # em, scalar: Dirichlet pseudo-counts toward averages of the block, and of all text
-    epochs: float = 50.0  # passes over the training text
-    optimizer: Literal["adamw", "closed-form"] = "adamw"  # closed-form: scalar EM only
-    rate: float = 1e-2  # of learning, at its highest
-    beta2: float = 0.999  # of AdamW
-    weight_decay: float = 0.0  # of matrices; biases and norms are left alone
-    clip: float = 5.0  # the gradient's norm, at most
-    warmup_steps: int = 0  # over which the rate rises
-    schedule: Literal["plateau", "cosine", "constant"] = "plateau"  # of the rate
-    decay: float = 4.0  # plateau: the rate is divided by this
-    patience: int = 8  # plateau: checks without improvement
-    checks_per_epoch: float = 4.0  # validations an epoch
-    calibrate: bool = False  # at the end: factors on the logits, chosen on the validation text
-    average: float = 0.0  # decay of the weights' moving average; 0: none
-    seed: int = 0  # of everything drawn
-    checkpoint_seconds: float = 60.0  # between two checkpoints
+    method: Literal["gradient", "em"] = setting(
+        "gradient",
+        "gradient: one optimizer step per batch; em: expected counts of em_tokens, then m_steps optimizer steps.",
+        "data of a step",
+    )
+    context: Literal["reset", "carry", "paper"] = setting(
+        "reset",
+        "Whether the state is reset at each line (reset), carried over (carry), or reset at lines and carried over segment cuts (paper).",
+        "data of a step",
+    )
+    state_dropout: float = setting(0.5, "Share of every block's states that a step leaves out.", "dropout")
+    embedding_dropout: float = setting(
+        0.0, "Probability that a coordinate of a state's embedding is dropped.", "dropout"
+    )
+    batch: Literal["streams", "sentences"] = setting(
+        "streams",
+        "How the text is cut: parallel streams in segments (streams), or whole lines (sentences).",
+        "data of a step",
+    )
+    num_streams: int = setting(16, "Streams read side by side, with batch=streams.", "data of a step")
+    segment_length: int = setting(32, "Tokens of each stream per batch, with batch=streams.", "data of a step")
+    batch_tokens: int = setting(8_192, "Tokens per batch, padding included, with batch=sentences.", "data of a step")
+    em_tokens: int | None = setting(None, "Tokens per E-step; none for the whole training text.", "EM")
+    extra_tokens: int | None = setting(
+        None, "Tokens of an extra text per E-step; none for as many as the training text has.", "EM"
+    )
+    m_steps: int = setting(3, "Optimizer steps per E-step.", "EM")
+    m_parts: int = setting(
+        1, "With n, each optimizer step of EM reads the transitions out of every n-th state, in turn.", "EM"
+    )
+    guide_weight: float = setting(
+        0.0, "Weight of a teacher's evidence about the states; needs vlhmm train --guide.", "distillation"
+    )
+    guide_full: float = setting(
+        0.6, "Share of training during which the teacher's evidence has its full weight.", "distillation"
+    )
+    guide_until: float = setting(
+        0.95,
+        "Share of training after which the teacher's evidence has no weight; it falls linearly in between.",
+        "distillation",
+    )
+    guide_text: int = setting(
+        0, "Tokens of text that the teacher writes, which are then read as an extra text.", "distillation"
+    )
+    unknown_words: Literal["as-is", "held-out"] = setting(
+        "as-is",
+        "Whether the text is read as it is (as-is), or rare words are read as <unk> now and then (held-out).",
+        "data of a step",
+    )
+    smoothing: float = setting(
+        0.0,
+        "Dirichlet pseudo-counts toward the averages of the block and of all text, with optimizer=closed-form.",
+        "EM",
+    )
+    epochs: float = setting(50.0, "Passes over the training text.", "run")
+    optimizer: Literal["adamw", "closed-form"] = setting(
+        "adamw", "adamw, or closed-form: EM sets free numbers to normalized counts.", "optimizer"
+    )
+    rate: float = setting(1e-2, "Peak learning rate.", "optimizer")
+    beta2: float = setting(0.999, "Decay of AdamW's second moment.", "optimizer")
+    weight_decay: float = setting(0.0, "Weight decay of matrices; biases and norms do not decay.", "optimizer")
+    clip: float = setting(5.0, "Largest norm of the gradient; longer ones are scaled down.", "optimizer")
+    warmup_steps: int = setting(0, "Steps over which the learning rate rises to its peak.", "schedule and validation")
+    schedule: Literal["plateau", "cosine", "constant"] = setting(
+        "plateau",
+        "Learning rate over time: divided when validation stops improving (plateau), a cosine to 0 (cosine), or constant.",
+        "schedule and validation",
+    )
+    decay: float = setting(
+        4.0, "What the learning rate is divided by, with schedule=plateau.", "schedule and validation"
+    )
+    patience: int = setting(
+        8,
+        "Validations without improvement before the rate is divided, with schedule=plateau.",
+        "schedule and validation",
+    )
+    checks_per_epoch: float = setting(4.0, "Validations per epoch.", "schedule and validation")
+    calibrate: bool = setting(
+        False,
+        "Whether factors on the logits are chosen on the validation text after training.",
+        "schedule and validation",
+    )
+    average: float = setting(
+        0.0, "Decay of a moving average of the weights, which is validated and kept; 0 for none.", "optimizer"
+    )
+    seed: int = setting(0, "Seed of all randomness.", "run")
+    checkpoint_seconds: float = setting(60.0, "Seconds between two checkpoints.", "run")
 
     @property
     def evaluation_context(self) -> Literal["reset", "carry"]:
@@ -123,7 +178,9 @@ class TrainingConfig:
         if self.guide_text and not by_lines:
             raise ConfigError("guide_text needs training.batch=sentences: a teacher writes line by line")
         if self.guide_weight and self.unknown_words == "held-out":
-            raise ConfigError("a guide reads the text as it is: set training.unknown_words=as-is, or leave the guide out")
+            raise ConfigError(
+                "a guide reads the text as it is: set training.unknown_words=as-is, or leave the guide out"
+            )
         if self.em_tokens is not None and self.em_tokens < 1:
             raise ConfigError(f"em_tokens={self.em_tokens} must be at least 1, or none for the whole text")
         if self.extra_tokens is not None and self.extra_tokens < 1:
@@ -150,11 +207,13 @@ class TrainingConfig:
 class RunConfig:
     """Everything a run was made with: `config.json` of its folder."""
 
-    format_version: int = FORMAT_VERSION  # of the run folder; not to be set
+    format_version: int = setting(FORMAT_VERSION, "Version of the run folder's format; not to be set.", "run")
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    max_vocab: int | None = None  # as --max-vocab
-    min_count: int = 1  # as --min-count
+    max_vocab: int | None = setting(
+        None, "Number of most frequent words to keep, as --max-vocab; none for all.", "vocabulary"
+    )
+    min_count: int = setting(1, "How often a word must occur to be kept, as --min-count.", "vocabulary")
 
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:
