@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import json
 import logging
@@ -49,15 +50,24 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     """RUN, the address and the limits."""
     parser.add_argument("run_folder", metavar="RUN", help="a run of vlhmm train or vlhmm baseline")
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: 127.0.0.1, this machine only)")
-    parser.add_argument("--port", type=count(0, 65_535), default=8000, metavar="N", help="0 for a free one (default: 8000)")
+    parser.add_argument(
+        "--port", type=count(0, 65_535), default=8000, metavar="N", help="0 for a free one (default: 8000)"
+    )
     parser.add_argument("--name", help="the model's name for clients (default: the folder's)")
     parser.add_argument(
         "--api-key", metavar="KEY", help="clients must send it (default: $VLHMM_API_KEY, else none is needed)"
     )
     group = parser.add_argument_group("limits")
-    group.add_argument("--max-concurrent", type=count(1, 100_000), default=64, metavar="N", help="requests at once (default: 64)")
+    group.add_argument(
+        "--max-concurrent", type=count(1, 100_000), default=64, metavar="N", help="requests at once (default: 64)"
+    )
     group.add_argument("--max-seconds", type=real(0, 1e8), default=60.0, metavar="S", help="per request (default: 60)")
-    group.add_argument("--grace", type=count(0, 86_400), default=10, metavar="S", help="to finish after SIGTERM (default: 10)")
+    group.add_argument(
+        "--max-prompt-tokens", type=int, default=65_536, metavar="N", help="in one request (default: 65,536)"
+    )
+    group.add_argument(
+        "--grace", type=count(0, 86_400), default=10, metavar="S", help="to finish after SIGTERM (default: 10)"
+    )
     add_machine_options(parser)
 
 
@@ -77,8 +87,10 @@ def check_arguments(args: argparse.Namespace) -> None:
     """Refuse settings that do not fit."""
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port {args.port} is no port; take 0 to 65535")
-    if args.max_concurrent < 1 or args.max_seconds <= 0 or args.grace < 0:
-        raise ConfigError("--max-concurrent must be at least 1, --max-seconds more than 0, --grace at least 0")
+    if args.max_concurrent < 1 or args.max_prompt_tokens < 1 or args.max_seconds <= 0 or args.grace < 0:
+        raise ConfigError(
+            "--max-concurrent and --max-prompt-tokens must be at least 1, --max-seconds more than 0, --grace at least 0"
+        )
 
 
 def make_server(args: argparse.Namespace) -> Any:
@@ -93,7 +105,14 @@ def make_server(args: argparse.Namespace) -> Any:
     note = note_to(args.quiet)
     note(f"loading {args.run_folder}")
     model = vlhmm.load_any(args.run_folder, memory=args.memory, device=device)
-    limits = Limits(concurrent=args.max_concurrent, seconds=args.max_seconds)
+    tokens = args.max_prompt_tokens
+    limits = Limits(
+        concurrent=args.max_concurrent,
+        seconds=args.max_seconds,
+        prompt_tokens=tokens,
+        body_bytes=max(Limits().body_bytes, 16 * tokens),
+        alternatives=max(Limits().alternatives, 2 * tokens),
+    )
     name = args.name or Path(args.run_folder).resolve().name
     key = args.api_key or os.environ.get("VLHMM_API_KEY") or None
     loopback = args.host in ("127.0.0.1", "localhost", "::1")
@@ -134,7 +153,11 @@ def serve(args: argparse.Namespace, ready: Callable[[str], None] | None) -> int:
         h11_max_incomplete_event_size=64 << 10,
     )
     program = uvicorn.Server(config)
-    sys.setswitchinterval(0.001)  # the event loop gets its turn soon while the model's thread runs Python
+    # The event loop is not to wait: it gets its turn soon while the model's thread runs Python, and garbage collection
+    # does not walk through the model.
+    sys.setswitchinterval(0.001)
+    gc.collect()
+    gc.freeze()
 
     def end(number: int, frame: object) -> None:
         program.should_exit = True
