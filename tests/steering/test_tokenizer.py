@@ -125,3 +125,29 @@ def test_bad_input_has_one_line(folder, tmp_path):
     (tmp_path / "ids.jsonl").write_text("[1000000]\n")
     with pytest.raises(DataError, match="the tokenizer that the ids were made with"):
         read_token_text(tmp_path / "ids.jsonl", TokenVocabulary.read(folder))
+
+
+@pytest.mark.slow
+def test_150_000_ids(tmp_path):
+    """Most ids never occur; each can be emitted even so."""
+    import tokenizers
+
+    size = 150_000
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"</s>": 0} | {f"w{i}": i for i in range(1, size)}, unk_token="w1")
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ids = 1 + np.random.default_rng(0).zipf(1.3, size=(1000, 20)) % (size - 1)
+    for name, rows in (("train", ids[:900]), ("valid", ids[900:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row.tolist()) + "\n" for row in rows))
+    code = main(
+        ["train", str(tmp_path / "train.jsonl"), "--valid", str(tmp_path / "valid.jsonl"), "--tokenizer", str(tmp_path),
+         "--preset", "tiny", "--epochs", "2", "--out", str(tmp_path / "run"), "--quiet"]
+    )  # fmt: skip
+    assert code == 0
+    model = vlhmm.load(tmp_path / "run")
+    found = model.begin().step(5).distribution().probabilities
+    assert len(found) == size and float(found.min()) > 0
+    assert math.isclose(float(found.sum()), 1.0, rel_tol=1e-5)
