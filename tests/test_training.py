@@ -205,7 +205,7 @@ def test_resuming_at_any_step_gives_the_same_bits(toy, tmp_path):
         assert train(toy, config, tmp_path / f"{name}-parts").finished  # what is left may be to calibrate
         assert_same_bits(final_weights(tmp_path / name), final_weights(tmp_path / f"{name}-parts"))
         finals = [
-            load_file(next((tmp_path / run / "checkpoint").glob("*.safetensors"))) for run in (name, f"{name}-parts")
+            load_file(next((tmp_path / run / "checkpoint").glob("step-*.safetensors"))) for run in (name, f"{name}-parts")
         ]
         assert_same_bits(*finals)
         events = [
@@ -399,7 +399,7 @@ def test_parameters_that_are_not_finite_are_no_checkpoint(toy, tmp_path):
     config = tiny("training.rate=1e38", "training.warmup_steps=0", "training.checkpoint_seconds=0.0001")
     with pytest.raises(TrainingError, match="not finite"):
         train(toy, config, tmp_path / "run")
-    for path in (tmp_path / "run").glob("checkpoint/*.safetensors"):
+    for path in (tmp_path / "run").glob("checkpoint/step-*.safetensors"):
         tensors = load_file(path)
         assert all(t.isfinite().all() for name, t in tensors.items() if name.startswith("model."))
 

@@ -245,7 +245,7 @@ def test_a_checkpoint_names_no_file_elsewhere(run, texts, tmp_path, capsys):
 
 
 def test_damaged_tensors_of_a_checkpoint_are_refused(run, texts, capsys):
-    path = next((run / "checkpoint").glob("*.safetensors"))
+    path = next((run / "checkpoint").glob("step-*.safetensors"))
     whole = path.read_bytes()
     for place in (0, len(whole) // 2, len(whole) - 1):
         damaged = bytearray(whole)
@@ -258,10 +258,33 @@ def test_damaged_tensors_of_a_checkpoint_are_refused(run, texts, capsys):
 
 
 @pytest.mark.parametrize("listed", [True, False], ids=["with manifest", "without"])
+@pytest.mark.parametrize("damage", ["empty", "gone", "a bit"])
+def test_training_again_restores_the_model_of_a_finished_run(run, texts, damage, listed, capsys, caplog):
+    if damage == "a bit" and not listed:
+        pytest.skip("nothing can tell")
+    path = run / "model.safetensors"
+    whole = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(b"" if damage == "empty" else whole[:-1] + bytes([whole[-1] ^ 1]))
+    if not listed:
+        (run / "manifest.json").unlink()
+    else:
+        with pytest.raises(CheckpointError, match="run the same vlhmm train command again"):
+            vlhmm.load(run)
+    assert train(texts, run) == 0
+    assert "is restored from" in caplog.text and path.read_bytes() == whole
+    assert check_manifest(run)
+    vlhmm.load(run)
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["with manifest", "without"])
 @pytest.mark.parametrize("damage", ["empty", "gone"])
 def test_a_finished_run_whose_model_is_gone_is_not_called_finished(run, texts, damage, listed, capsys):
     path = run / "model.safetensors"
     path.write_bytes(b"") if damage == "empty" else path.unlink()
+    (run / "checkpoint" / "best.safetensors").write_bytes(b"" if listed else b"damaged")  # the copy cannot help
     if not listed:
         (run / "manifest.json").unlink()
     assert train(texts, run) == 2

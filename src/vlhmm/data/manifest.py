@@ -158,6 +158,8 @@ def _check_all(folder: Path, names: tuple[str, ...], except_for: tuple[str, ...]
 
 def _check(folder: Path, path: Path, name: str, contents: Allowed) -> None:
     restore = f"restore it from a copy, or train again into another folder (vlhmm manifest {folder} --help tells more)"
+    if name == "model.safetensors" and (folder / "checkpoint" / "best.safetensors").exists():
+        restore = "run the same vlhmm train command again: it restores the file from checkpoint/"
     sizes = {None if each is None else each.size for each in contents}
     size = path.stat().st_size if path.is_file() else None
     if size is None and None not in sizes:

@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from vlhmm.data.manifest import (
     check_manifest,
     confined,
     content_of,
+    read_manifest,
     remove_listed,
     replace_listed,
     write_listed,
@@ -44,6 +46,7 @@ from vlhmm.training.calibration import Factors, scaled
 from vlhmm.training.config import FORMAT_VERSION, RunConfig
 from vlhmm.training.migration import migrated
 
+BEST_COPY = "best.safetensors"  # in checkpoint/: the best model again, as the checkpoint has only the last weights
 logger = logging.getLogger(__name__)
 
 
@@ -132,8 +135,34 @@ class RunFolder:
         """The same for a run that goes on. One without a checkpoint starts over, so its model may be anything."""
         written = self.checkpoint_path.exists() and (self.checkpoint_path / "state.json").exists()
         again = () if written else ("model.safetensors", "calibration.json")
-        if not check_manifest(self.path, except_for=again):
-            accept_files(self.path)  # a run of an older version: from now on it has one
+        try:
+            listed = check_manifest(self.path, except_for=again)
+        except CheckpointError:
+            if not (written and self._restore_model()):
+                raise
+            listed = check_manifest(self.path)
+        if not listed:  # a run of an older version: from now on it has one
+            if written and not (self.model_path.exists() and self.model_path.stat().st_size):
+                self._restore_model()
+            accept_files(self.path)
+
+    def _restore_model(self) -> bool:
+        """Put the checkpoint's copy of the best model in the place of a missing or damaged one; whether that was done.
+
+        With a manifest the copy must be what it lists.
+        """
+        copy = confined(self.path, f"checkpoint/{BEST_COPY}")
+        allowed = (read_manifest(self.path) or {}).get("model.safetensors")
+        found = content_of(copy)
+        if found is None or (allowed is not None and (found not in allowed or content_of(self.model_path) in allowed)):
+            return False
+        logger.warning(f"{self.model_path} was missing or damaged; it is restored from {copy}")
+        try:
+            with replace_atomically(self.model_path) as temporary:
+                shutil.copyfile(copy, temporary)
+        except OSError as error:
+            raise _cannot_write(self.model_path, error) from None
+        return True
 
     def config(self) -> tuple[RunConfig, dict[str, Any]]:
         """(settings, what the corpus was)."""
@@ -188,6 +217,8 @@ class RunFolder:
         try:
             with replace_listed(self.path, "model.safetensors") as temporary:
                 _save(weights, temporary)
+            with replace_atomically(self.checkpoint_path / BEST_COPY) as temporary:
+                shutil.copyfile(self.model_path, temporary)
         except (OSError, SafetensorError) as error:
             raise _cannot_write(self.model_path, error) from None
 
@@ -266,7 +297,7 @@ class RunFolder:
         state["checksum"] = _checksum(state)
         write_atomically(self.checkpoint_path / "state.json", (json.dumps(state) + "\n").encode())
         for old in self.checkpoint_path.glob("*.safetensors*"):
-            if old.name != name:
+            if old.name not in (name, BEST_COPY):
                 old.unlink(missing_ok=True)
 
     def load_checkpoint(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
