@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow lint reproduce bench bench-steering docs clean
+.PHONY: demo test slow fuzz drill lint reproduce bench bench-steering docs clean
 
 demo: $(READY)
 	$(VENV)/bin/vlhmm demo
@@ -13,6 +13,14 @@ test: $(READY)
 
 slow: $(READY)
 	$(VENV)/bin/python -m pytest -m slow
+
+# 10^5 hostile cases: corrupted files, arguments, texts; minutes on a quiet core: make fuzz [ARGS='--cases 1000 --seed 1']
+fuzz: $(READY)
+	$(VENV)/bin/python -m benchmarks.fuzz --record benchmarks/results/fuzz.json $(ARGS)
+
+# Kills, full disks, read-only folders, signals, two processes on one folder: make drill [ARGS='--kills 10']
+drill: $(READY)
+	$(VENV)/bin/python -m benchmarks.drill --record benchmarks/results/drill.json $(ARGS)
 
 # The paper's tables beside ours: make reproduce TABLE=table1 [ARGS='--dry-run']
 reproduce: $(READY)

@@ -183,6 +183,7 @@ def alternatives(hint: Any) -> list[Any]:
 
 def unknown(what: str, got: str, known: list[str]) -> ConfigError:
     """'no preset named pper-ptb; did you mean paper-ptb?'"""
+    got = got if len(got) <= 60 else got[:57] + "..."
     near = difflib.get_close_matches(got, known, n=1, cutoff=0.5)
     remedy = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
     return ConfigError(f"no {what} named {got!r}; {remedy}")

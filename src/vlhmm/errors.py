@@ -1,10 +1,16 @@
 """The errors a user can meet: one line each, saying what, got, expected, remedy."""
 
+import re
+
+_LONG = re.compile(r"\S{400,}")  # a word of a damaged file, a number of thousands of digits; paths are shorter
 
 class VlhmmError(Exception):
     """Anything vlhmm refuses; `exit_code` is what the command line answers with."""
 
     exit_code = 2
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(_LONG.sub(lambda found: found[0][:60] + "...", str(message)))
 
 
 class DataError(VlhmmError):

@@ -52,7 +52,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "num_streams": (1, 1 << 20),
     "segment_length": (1, 1 << 20),
     "epochs": (1, 1_000_000),
-    "rate": (0, 1e6),
+    "rate": (0, 1e100),
     "weight_decay": (0, 1e6),
     "clip": (0, 1e30),
     "checks_per_epoch": (1, 1_000_000),

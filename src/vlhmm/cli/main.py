@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from vlhmm.config import unknown
 from vlhmm.errors import ConfigError, VlhmmError
+from vlhmm.limits import shortened
 from vlhmm.malloc import keep_freed_memory
 
 VERBS = {  # in the order of --help; a verb's module is imported when it is needed
@@ -103,13 +104,15 @@ def parse(arguments: list[str], verb: str | None) -> argparse.Namespace:
     for place, argument in enumerate(arguments, start=1):
         if "\0" in argument:
             raise ConfigError(f"argument {place} holds a NUL character, which no path and no text has; remove it")
+        if argument.startswith("-") and argument.endswith("=--"):  # argparse would read an empty list
+            raise ConfigError(f"{shortened(argument)}: expected a value; see vlhmm {verb or ''} --help")
         if not argument.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in argument):
             raise ConfigError(f"argument {place} is not UTF-8; convert it, or rename the file")
     if verb is not None and verb not in available():
         raise unknown("verb", verb, list(available()))
     args, left = build_parser(verb).parse_known_args(arguments)
     if left:
-        raise ConfigError(f"{verb} does not take {' '.join(left)}; see vlhmm {verb} --help")
+        raise ConfigError(f"{verb} does not take {shortened(' '.join(left))}; see vlhmm {verb} --help")
     return args
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import QueryError
+from vlhmm.limits import shortened
 
 
 class Words(NamedTuple):
@@ -37,13 +38,15 @@ def known_word(vocabulary: Vocabulary, word: str) -> int:
     if found is None:
         near = nearest_words(vocabulary, word)
         remedy = f"nearest: {', '.join(near)}" if near else "nothing is near it"
-        raise QueryError(f"no word {word!r} in the vocabulary of {len(vocabulary):,} words; {remedy}")
+        raise QueryError(f"no word {shortened(word)} in the vocabulary of {len(vocabulary):,} words; {remedy}")
     return found
 
 
 def nearest_words(vocabulary: Vocabulary, word: str, count: int = 3) -> list[str]:
     """The words most like `word`, its lowercase form first."""
     lower = [word.lower()] if word.lower() in vocabulary else []
+    if len(word) > 100:
+        return lower
     alike = (known for known in vocabulary.words if abs(len(known) - len(word)) < 3)
     return list(dict.fromkeys([*lower, *difflib.get_close_matches(word, alike, n=count)]))[:count]
 

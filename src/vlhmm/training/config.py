@@ -25,7 +25,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "guide_text": (0, 10**12),
     "smoothing": (0, 1e12),
     "epochs": (0, 1e6),
-    "rate": (0, 1e6),
+    "rate": (0, 1e100),
     "weight_decay": (0, 1e6),
     "clip": (0, 1e30),
     "warmup_steps": (0, MAX_COUNT),
