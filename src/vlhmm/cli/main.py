@@ -33,6 +33,7 @@ VERBS = {  # in the order of --help; a verb's module is imported when it is need
     "manifest": "check or renew the checksums of a run folder",
     "export": "the model's matrices for other programs",
     "distill": "train an HMM on samples of a language model",
+    "steer": "lead a language model through hard constraints",
     "mix": "interpolate trained models, weights by EM on a validation text",
     "serve": "the model over HTTP: OpenAI's API, exact",
     "explore": "look inside a model in the browser",
