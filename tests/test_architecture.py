@@ -63,6 +63,11 @@ def test_imports_point_down():
             "source_modules =\n    paper\nforbidden_modules =\n    vlhmm\n",
             "paper is not allowed to import vlhmm",
         ),
+        (
+            "    vlhmm.training.checkpoint\n",
+            "    vlhmm.training.trainer\n",
+            "vlhmm.training.trainer is not allowed to import vlhmm.training.distillation",
+        ),
     ],
 )
 def test_the_proof_can_fail(tmp_path, before, after, broken):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from test_training import toy_lines
+from toy import toy_lines
 from vlhmm.baselines.training import BaselineConfig
 from vlhmm.cli.common import clock
 from vlhmm.cli.main import main

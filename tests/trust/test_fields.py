@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import vlhmm
-from test_training import toy_lines
+from toy import toy_lines
 from vlhmm.baselines.kneser_ney import KneserNey
 from vlhmm.cli.main import main
 from vlhmm.clustering.blocks import Blocks

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import vlhmm
-from test_training import toy_lines
+from toy import toy_lines
 from vlhmm.cli.main import main
 from vlhmm.data import manifest
 from vlhmm.data.manifest import MODEL_FILES, check_manifest, read_manifest, remove_listed, write_listed

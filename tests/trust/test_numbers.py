@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from test_training import toy_lines
+from toy import toy_lines
 from vlhmm.cli.main import main
 from vlhmm.constraints import dfa
 from vlhmm.constraints.constraint import Contains, compile_constraint, length, must_contain, must_not, regex

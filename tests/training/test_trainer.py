@@ -20,9 +20,10 @@ from torch.testing import assert_close
 
 import vlhmm
 from models import small_hmm
+from toy import GRADIENT, tiny
 from vlhmm.config import override
 from vlhmm.data.atomic_io import claimed, replace_atomically
-from vlhmm.data.corpora import Corpus, load_texts
+from vlhmm.data.corpora import Corpus
 from vlhmm.data.text import encode
 from vlhmm.data.vocabulary import EOS, UNK, Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, TrainingError
@@ -39,33 +40,6 @@ from vlhmm.training.schedules import Plateau, rate_at
 from vlhmm.training.trainer import Trainer, train
 
 
-def toy_lines(count: int, seed: int) -> list[list[str]]:
-    """Sentences of a small grammar with memory: subjects agree with verbs three words later."""
-    draw = random.Random(seed)
-    lines = []
-    for _ in range(count):
-        one = draw.random() < 0.5
-        line = [
-            "the",
-            draw.choice(["big", "small"]),
-            draw.choice(["cat", "dog"]) if one else draw.choice(["cats", "dogs"]),
-        ]
-        lines.append([*line, draw.choice(["here", "there"]), "runs" if one else "run", "."])
-    return lines
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory) -> Corpus:
-    folder = tmp_path_factory.mktemp("toy")
-    for name, count, seed in (("train", 400, 1), ("valid", 60, 2)):
-        (folder / f"{name}.txt").write_text("\n".join(map(" ".join, toy_lines(count, seed))) + "\n")
-    return load_texts(folder / "train.txt", folder / "valid.txt")
-
-
-def tiny(*changes: str):
-    return override(preset("tiny"), ["model.num_states=32", "model.num_blocks=4", *changes])
-
-
 def final_weights(path) -> dict[str, torch.Tensor]:
     return load_file(path / "model.safetensors")
 
@@ -74,12 +48,6 @@ def assert_same_bits(a, b):
     assert a.keys() == b.keys()
     for name in a:
         assert torch.equal(a[name], b[name]), name
-
-
-GRADIENT = [
-    "training.method=gradient", "training.batch=streams", "training.num_streams=4", "training.segment_length=16",
-    "training.epochs=4", "training.checks_per_epoch=1",
-]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,10 @@ def test_every_epoch_reads_every_line_once(folder):
     for epoch in range(3):
         shares = plan(epoch)
         assert len(shares) == plan.num_shares == -(-text.num_tokens // 1200)
-        read = [np.concatenate([b.tokens[i, :n].numpy() for b in share for i, n in enumerate(b.lengths)]) for share in shares]
+        read = [
+            np.concatenate([b.tokens[i, :n].numpy() for b in share for i, n in enumerate(b.lengths)])
+            for share in shares
+        ]
         np.testing.assert_array_equal(np.sort(np.concatenate(read)), everything)
         assert max(map(len, read)) < 2 * 1200
         orders.append(shares.shares)
@@ -108,7 +111,10 @@ def test_an_extra_text_may_be_prepared(folder, tmp_path):
 
 @pytest.mark.parametrize(
     "changes, message",
-    [((), "set the tokens per E-step"), (("training.em_tokens=500", "training.batch=streams"), "training.batch=sentences")],
+    [
+        ((), "set the tokens per E-step"),
+        (("training.em_tokens=500", "training.batch=streams"), "training.batch=sentences"),
+    ],
 )
 def test_what_needs_the_whole_text_is_refused(folder, tmp_path, changes, message):
     corpus = load_texts(folder / "prepared", folder / "valid.txt")
@@ -154,7 +160,9 @@ def test_evaluation_of_a_prepared_text_is_that_of_the_text(folder, tmp_path, rul
     (tmp_path / "t.txt").write_text((folder / "train.txt").read_text() + "w1 <unk> never\n" * 3)
     vocabulary = PreparedText(folder / "prepared").vocabulary
     prepared = prepare([tmp_path / "t.txt"], tmp_path / "out", vocabulary, shard_tokens=1000)
-    text = Text(prepared.tokens, prepared.offsets, prepared.num_oov, prepared.num_unk, prepared.num_bytes, prepared.literal_unk)
+    text = Text(
+        prepared.tokens, prepared.offsets, prepared.num_oov, prepared.num_unk, prepared.num_bytes, prepared.literal_unk
+    )
     monkeypatch.setattr("vlhmm.evaluation.perplexity.PREPARED_TOKENS", 700)
     expected = evaluate(Unigram(vocabulary), text, rule, streams, batch_tokens=300).to_dict()
     no_whole_text(monkeypatch)
@@ -165,7 +173,9 @@ def test_evaluation_of_a_prepared_text_is_that_of_the_text(folder, tmp_path, rul
 
 def test_the_command_line(folder, tmp_path, capsys, monkeypatch):
     no_whole_text(monkeypatch)
-    assert main(["prepare", str(folder / "train.txt"), "--out", str(tmp_path / "p"), "--format", "json", "--quiet"]) == 0
+    assert (
+        main(["prepare", str(folder / "train.txt"), "--out", str(tmp_path / "p"), "--format", "json", "--quiet"]) == 0
+    )
     about = json.loads(capsys.readouterr().out)
     assert about["shards"] == 1 and about["vocabulary_size"] == 42
     run = str(tmp_path / "run")
@@ -179,7 +189,9 @@ def test_the_command_line(folder, tmp_path, capsys, monkeypatch):
     assert_close(*({name: value for name, value in report.items() if name != "file"} for report in reports))
     for source in ("p", "train.txt"):
         where = tmp_path / "p" if source == "p" else folder / source
-        assert main(["cluster", str(where), "--blocks", "6", "--out", str(tmp_path / f"{source}.paths"), "--quiet"]) == 0
+        assert (
+            main(["cluster", str(where), "--blocks", "6", "--out", str(tmp_path / f"{source}.paths"), "--quiet"]) == 0
+        )
     assert (tmp_path / "p.paths").read_bytes() == (tmp_path / "train.txt.paths").read_bytes()
     assert main(["prepare", str(folder / "train.txt"), "--out", str(tmp_path / "p"), "--quiet"]) == 2
     assert "holds a prepared text already" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import vlhmm
 from models import KINDS, small_hmm
-from test_training import GRADIENT, tiny, toy  # noqa: F401
+from toy import GRADIENT, tiny, toy_lines
 from vlhmm.data.manifest import remove_listed
 from vlhmm.data.text import encode, lines, shards
 from vlhmm.distributions import HMMDistributions
@@ -82,7 +82,7 @@ def test_search_ends_where_there_is_no_least():
     assert search(lambda f: 100 - f.emission * 1e-6, ("emission",))[0] == Factors()  # rounding is no gain
 
 
-def test_calibration_can_be_stopped_and_begins_anew(toy, tmp_path):  # noqa: F811
+def test_calibration_can_be_stopped_and_begins_anew(toy, tmp_path):
     config, asked = tiny("training.calibrate=true", "training.epochs=2"), []
     stopped = train(toy, config, tmp_path, should_stop=lambda: (asked.append(1), len(asked) > 5)[1])
     assert stopped.step == stopped.total_steps and stopped.stopped_by == "interrupt" and not stopped.finished
@@ -92,7 +92,7 @@ def test_calibration_can_be_stopped_and_begins_anew(toy, tmp_path):  # noqa: F81
     assert evaluate(vlhmm.load(tmp_path), toy.valid, "reset").perplexity == pytest.approx(again.best_valid, rel=1e-5)
 
 
-def test_a_run_that_begins_anew_forgets_its_calibration(toy, tmp_path):  # noqa: F811
+def test_a_run_that_begins_anew_forgets_its_calibration(toy, tmp_path):
     train(toy, tiny("training.calibrate=true"), tmp_path)
     shutil.rmtree(tmp_path / "checkpoint")
     plain = train(toy, tiny("training.calibrate=false"), tmp_path)
@@ -100,7 +100,7 @@ def test_a_run_that_begins_anew_forgets_its_calibration(toy, tmp_path):  # noqa:
 
 
 @pytest.mark.parametrize("changes", [[], [*GRADIENT, "model.transition=softmax", "model.slot_code=0"]])
-def test_a_calibrated_run_is_better_on_valid_and_loads_so(toy, tmp_path, monkeypatch, changes):  # noqa: F811
+def test_a_calibrated_run_is_better_on_valid_and_loads_so(toy, tmp_path, monkeypatch, changes):
     plain = train(toy, tiny(*changes, "training.calibrate=false"), tmp_path / "plain")
     calibrated = train(toy, tiny(*changes, "training.calibrate=true"), tmp_path / "run")
     assert calibrated.best_valid < plain.best_valid  # 400 sentences: too sure of itself, whatever the model
@@ -114,14 +114,14 @@ def test_a_calibrated_run_is_better_on_valid_and_loads_so(toy, tmp_path, monkeyp
     assert raw == pytest.approx(plain.best_valid, rel=1e-5)  # the weights are as they were trained
 
 
-def test_a_damaged_calibration_gets_one_clear_line(toy, tmp_path):  # noqa: F811
+def test_a_damaged_calibration_gets_one_clear_line(toy, tmp_path):
     train(toy, tiny("training.calibrate=true", "training.epochs=2"), tmp_path / "run")
     (tmp_path / "run" / "calibration.json").write_text(json.dumps({"emision": 1}))
     with pytest.raises(CheckpointError, match="calibration.json is damaged"):
         vlhmm.load(tmp_path / "run")
 
 
-def test_extra_text_is_read_share_by_share(toy, tmp_path):  # noqa: F811
+def test_extra_text_is_read_share_by_share(toy, tmp_path):
     from vlhmm.training.plan import make_plan
 
     extra = encode([["the", "big", "cat", "there", "runs", "."]] * 300, toy.vocabulary)
@@ -135,10 +135,8 @@ def test_extra_text_is_read_share_by_share(toy, tmp_path):  # noqa: F811
     assert max(sizes) - min(sizes) <= 7
 
 
-def test_extra_text_is_learned_from(toy, tmp_path):  # noqa: F811
+def test_extra_text_is_learned_from(toy, tmp_path):
     """With samples of the same grammar the model does better; with another text it is refused to go on."""
-    from test_training import toy_lines
-
     few = toy._replace(train=lines(toy.train, 0, 12))
     more = encode(toy_lines(4000, 3), toy.vocabulary)
     config = tiny("training.extra_tokens=2000")
@@ -151,7 +149,7 @@ def test_extra_text_is_learned_from(toy, tmp_path):  # noqa: F811
         train(few._replace(extra=more), tiny(*GRADIENT), tmp_path / "gradient")
 
 
-def test_shards_are_the_text_cut_at_line_ends(toy):  # noqa: F811
+def test_shards_are_the_text_cut_at_line_ends(toy):
     parts = shards(toy.train, 300)
     assert len(parts) == round(toy.train.num_tokens / 300)
     begins = np.cumsum([0, *(part.num_tokens for part in parts)])
