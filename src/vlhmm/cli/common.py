@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -58,6 +59,8 @@ def setup(args: argparse.Namespace) -> str:
     # Before torch starts its threads, which inherit it: products with numbers below 1e-38 are very slow, and
     # probabilities that small are zero to float32 anyway.
     torch.set_flush_denormal(True)
+    if args.threads is None and "LOCAL_WORLD_SIZE" in os.environ:  # torchrun's processes share the cores
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -119,15 +122,20 @@ def token_progress(quiet: bool, title: str) -> Iterator[Callable[[int, int], Non
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks the run to stop after its step, with a checkpoint; the second stops it at once."""
+def interruptible(check: Callable[[], None] = lambda: None, quiet: bool = False) -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C asks the run to stop after its step, with a checkpoint; the second stops it at once.
+
+    `check` is called first, and may raise: torchrun sends the same signal when one of its processes has died.
+    """
     asked: list[bool] = []
 
     def ask(*_: Any) -> None:
+        check()
         if asked:
             raise KeyboardInterrupt
         asked.append(True)
-        print("\nstopping after this step, with a checkpoint (Ctrl-C again: at once)", file=sys.stderr)
+        if not quiet:
+            print("\nstopping after this step, with a checkpoint (Ctrl-C again: at once)", file=sys.stderr)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

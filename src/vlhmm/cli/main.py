@@ -139,7 +139,10 @@ def run_program(parse_arguments: Callable[[], argparse.Namespace]) -> int:
         sys.stdout.flush()
         return code
     except VlhmmError as error:
-        print(f"vlhmm: {' '.join(str(error).split())}", file=sys.stderr)
+        rank = os.environ.get("RANK", "0") if int(os.environ.get("WORLD_SIZE", "1")) > 1 else "0"
+        if rank == "0" or not isinstance(error, ConfigError):  # of torchrun's processes, all have the same settings
+            where = "" if rank == "0" else f"rank {rank}: "
+            print(f"vlhmm: {where}{' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -43,6 +43,9 @@ examples:
   vlhmm train data/big --valid valid.txt --set training.em_tokens=2000000 --out runs/big       larger than memory
   vlhmm train ptb --preset em-ptb --dry-run                            parameters, memory, time; nothing is written
 
+  torchrun --nproc-per-node 2 -m vlhmm train train.txt --valid valid.txt --out runs/mine
+                                                                       the same run in two processes, or on more machines
+
 presets (vlhmm train --list-presets shows them with their settings):
 """
 
@@ -142,7 +145,13 @@ def run(args: argparse.Namespace) -> int:
     device = setup(args)
     from vlhmm.data.corpora import read_text
     from vlhmm.training import trainer
+    from vlhmm.training.distributed import Ranks, join, leave, under_torchrun
 
+    if under_torchrun() and args.train == "-":
+        raise ConfigError("standard input cannot be read by several ranks; give TRAIN as a file")
+    join(device)
+    ranks = Ranks()
+    args.quiet = args.quiet or not ranks.is_first
     note = note_to(args.quiet)
     vocabulary = given_vocabulary(args)
     args.max_vocab, args.min_count = config.max_vocab, config.min_count  # --set may have named them
@@ -161,9 +170,12 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         from vlhmm.training.dry_run import dry_run
 
-        print_estimate(dry_run(corpus, config, blocks, device, args.memory, teacher), args.format)
+        estimate = dry_run(corpus, config, blocks, device, args.memory, teacher)
+        if ranks.is_first:
+            print_estimate(estimate, args.format)
+        leave()
         return 0
-    with interruptible() as stop_asked, shown_progress(args.quiet, config) as progress:
+    with interruptible(ranks.check_peers, not ranks.is_first) as stop_asked, shown_progress(args.quiet, config) as progress:
         result = trainer.train(
             corpus,
             config,
@@ -178,6 +190,9 @@ def run(args: argparse.Namespace) -> int:
             described={"train": args.train, "valid": args.valid, "extra": args.extra, "guide": args.guide},
             teacher=teacher,
         )
+    leave()
+    if not ranks.is_first:
+        return 130 if result.stopped_by == "interrupt" else 0
     summary = {
         "run": args.out,
         "finished": result.finished,

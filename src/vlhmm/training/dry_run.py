@@ -37,7 +37,7 @@ def dry_run(
         trainer = Trainer(corpus, config, RunFolder(scratch), blocks, device, memory, hook)
         trainer.train_step(trainer.batches())  # compiles kernels and touches memory: not counted
         began, first = time.perf_counter(), trainer.at.step
-        while trainer.at.step == first or time.perf_counter() - began < seconds / 2:
+        while trainer.at.step == first or trainer.ranks.of_first(time.perf_counter() - began) < seconds / 2:
             trainer.train_step(trainer.batches())
         per_step = (time.perf_counter() - began) / (trainer.at.step - first)
         began = time.perf_counter()

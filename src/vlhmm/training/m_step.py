@@ -13,6 +13,7 @@ from vlhmm.hmm import HMM, Kept, ModelPotentials
 from vlhmm.inference import Counts
 from vlhmm.training.closed_form import maximize
 from vlhmm.training.config import TrainingConfig
+from vlhmm.training.distributed import Ranks
 from vlhmm.training.e_step import Expectation, expected_log_likelihood
 from vlhmm.training.unseen_tokens import UnseenTokens
 
@@ -24,8 +25,10 @@ class NotFinite(ArithmeticError):
 class MStep:
     """The optimizer of a run with the moving average of its weights: what a checkpoint holds beside the model."""
 
-    def __init__(self, hmm: HMM, settings: TrainingConfig, unseen: UnseenTokens | None = None) -> None:
-        self.hmm, self.settings, self.unseen = hmm, settings, unseen
+    def __init__(
+        self, hmm: HMM, settings: TrainingConfig, unseen: UnseenTokens | None = None, ranks: Ranks | None = None
+    ) -> None:
+        self.hmm, self.settings, self.unseen, self.ranks = hmm, settings, unseen, ranks or Ranks()
         self.updates = 0
         self.average: dict[str, Tensor] | None = None
         if settings.average:
@@ -67,6 +70,7 @@ class MStep:
         """Take one AdamW step along a clipped gradient."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        self.ranks.sum_gradients(self.hmm.parameters())
         if self.unseen is not None:
             self.unseen.share_gradients(self.hmm)
         norm = torch.nn.utils.clip_grad_norm_(self.hmm.parameters(), self.settings.clip)

@@ -9,7 +9,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from vlhmm.training.calibration import calibrate
 from vlhmm.training.checkpoint import Progress, restore_checkpoint, save_checkpoint
 from vlhmm.training.config import RunConfig
 from vlhmm.training.distillation import Teacher, distillation_for
+from vlhmm.training.distributed import OtherRunFolder, Ranks, check_settings
 from vlhmm.training.e_step import Buffers, PreparedBatches, expectation
 from vlhmm.training.hooks import TrainingHook
 from vlhmm.training.m_step import MStep, NotFinite
@@ -82,16 +84,17 @@ def train(
     """
     hook = distillation_for(corpus, config, teacher)
     check_shares(corpus.train, config.training)
-    began = time.monotonic()
+    began, ranks = time.monotonic(), Ranks()
+    check_settings(config.training, ranks)
 
     def stop() -> str | None:
-        if should_stop():
-            return "interrupt"
-        return "time limit" if time_limit is not None and time.monotonic() - began > time_limit else None
+        late = time_limit is not None and time.monotonic() - began > time_limit
+        return (None, "time limit", "interrupt")[ranks.agreed(2 if should_stop() else int(late))]
 
-    folder = RunFolder(out)
-    with owned_folder(folder.path):
-        blocks = open_run(folder, corpus, config, blocks, described or {}, note, hook)
+    folder = RunFolder(out) if ranks.is_first else OtherRunFolder(out)
+    with owned_folder(folder.path) if ranks.is_first else nullcontext():
+        with ranks.first_before_others():
+            blocks = open_run(folder, corpus, config, blocks, described or {}, note, hook)
         sitting = time.monotonic()
         if hook is not None:
             corpus = hook.add_text(corpus, folder, note)
@@ -133,6 +136,7 @@ class Trainer:
     ) -> None:
         self.corpus, self.config, self.folder, self.blocks = corpus, config, folder, blocks
         self.settings, self.memory, self.hook, self.log = config.training, memory, hook, log
+        self.ranks = Ranks()
         unknown = UnknownWords(corpus.train, corpus.vocabulary, self.settings)
         counts = unknown.expected_counts() if unknown.any else None
         self.hmm = build_hmm(config, blocks, corpus.train, counts).to(torch.device(device))
@@ -142,8 +146,8 @@ class Trainer:
         if unseen is not None:
             unseen = unseen.to(torch.device(device))
             unseen.copy_parameters(self.hmm)
-        self.m_step = MStep(self.hmm, self.settings, unseen)
-        self.validation = Validation(self.hmm, blocks, corpus, self.settings.evaluation_context, memory)
+        self.m_step = MStep(self.hmm, self.settings, unseen, self.ranks)
+        self.validation = Validation(self.hmm, blocks, corpus, self.settings.evaluation_context, memory, self.ranks)
         self.group_of_word = torch.from_numpy(blocks.group_of_word).to(torch.device(device))
         self.prepared, self.buffers = PreparedBatches(self.group_of_word, blocks.num_groups), Buffers()
         self.plan = make_plan(corpus.train, self.settings, corpus.vocabulary.eos, corpus.extra, unknown)
@@ -174,7 +178,7 @@ class Trainer:
                 watch.restart_speed()
             if show is not None and (watch.is_due_to_show() or checked):
                 show(status)
-            if watch.is_due_to_save(self.settings.checkpoint_seconds):
+            if self.ranks.of_first(watch.is_due_to_save(self.settings.checkpoint_seconds)):
                 self.save()
                 watch.saved()
         if at.step > first_step:
@@ -184,25 +188,25 @@ class Trainer:
         return None
 
     def batches(self) -> list[Batch]:
-        """The batches of the next step."""
+        """The batches of the next step: this rank's rows of them."""
         epoch, index = divmod(self.at.step, self.steps_per_epoch)
         if self._epoch[0] != epoch:
             self._epoch = (epoch, self.plan(epoch))
-        return self._epoch[1][index]
+        return self.ranks.share(self._epoch[1][index])
 
     def mask(self) -> Kept:
         """The dropout mask of the next step."""
         return sample_mask(self.hmm, self.blocks, self.settings, self.at.step)
 
     def train_step(self, batches: list[Batch]) -> int:
-        """Dropout mask, E-step, M-step. Returns the number of tokens."""
+        """Dropout mask, E-step, M-step. Returns the number of tokens, of all ranks together."""
         at, settings = self.at, self.settings
         mask = self.mask()
         evidence = self.hook.evidence(batches, mask, at.step) if self.hook is not None else None
         carry = reduce_carry(at.carry, mask) if batches[0].continues else None
         prepared = self.prepared.get(batches, carry.group if carry is not None else None)
         potentials = self.hmm.potentials(mask)
-        expected = expectation(potentials, prepared, carry, self.buffers, self.memory, evidence)
+        expected = self.ranks.add_up(expectation(potentials, prepared, carry, self.buffers, self.memory, evidence))
         if not math.isfinite(expected.log_likelihood):
             raise self.not_finite("the loss")
         try:
@@ -229,7 +233,9 @@ class Trainer:
     def calibrate(self, stop: Callable[[], str | None]) -> dict[str, Any] | None:
         """Calibrate the finished run, unless it is. Returns its journal line; None if stopped before the end."""
         events = [event for event in self.folder.events() if event["event"] == "calibrated"]
-        if events and self.folder.calibration() is not None:
+        calibrated = bool(events) and self.folder.calibration() is not None
+        self.ranks.wait()  # all have looked, and the best model is written
+        if calibrated:
             return events[0]
         self.log("calibrating on the validation text")
         device = next(self.hmm.parameters()).device
@@ -241,7 +247,8 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint."""
         try:
-            save_checkpoint(self.folder, self.at, self.m_step)
+            carry = self.ranks.whole_carry(self.at.carry, self.settings.batch == "streams")
+            save_checkpoint(self.folder, replace(self.at, carry=carry), self.m_step)
         except NotFinite as what:
             raise self.not_finite(str(what)) from None
 
@@ -251,7 +258,7 @@ class Trainer:
         if restored is None:
             self.folder.journal({"event": "start", "parameters": self.num_parameters, "steps": self.total_steps})
             return
-        self.at = restored
+        self.at = replace(restored, carry=self.ranks.own_carry(restored.carry))
         self.log(f"continuing {self.folder.path} at step {self.at.step} of {self.total_steps}")
 
     def status(self, watch: Stopwatch, checked: bool, is_best: bool) -> Status:

@@ -5,17 +5,21 @@ from torch import Tensor
 
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.data.corpora import Corpus
+from vlhmm.data.prepared import PreparedText
 from vlhmm.distributions import HMMDistributions, TileCache
-from vlhmm.evaluation.perplexity import Rule, evaluate
+from vlhmm.evaluation.perplexity import Rule, evaluate, perplexity, token_log_probs
 from vlhmm.hmm import HMM
 from vlhmm.language_model import DEFAULT_MEMORY, HMMLanguageModel
+from vlhmm.training.distributed import Ranks
 
 
 class Validation:
     """The validation text, and the memory for transition tiles that one validation leaves to the next."""
 
-    def __init__(self, hmm: HMM, blocks: Blocks, corpus: Corpus, context: Rule, memory: int | None) -> None:
-        self.hmm, self.blocks, self.corpus = hmm, blocks, corpus
+    def __init__(
+        self, hmm: HMM, blocks: Blocks, corpus: Corpus, context: Rule, memory: int | None, ranks: Ranks | None = None
+    ) -> None:
+        self.hmm, self.blocks, self.corpus, self.ranks = hmm, blocks, corpus, ranks or Ranks()
         self.context, self.memory = context, memory or DEFAULT_MEMORY
         self._cache: TileCache | None = None
 
@@ -29,4 +33,9 @@ class Validation:
         if self._cache is not None:
             model.cache.take_room_of(self._cache)
         self._cache = model.cache
-        return evaluate(model, self.corpus.valid, self.context).perplexity
+        text = self.corpus.valid
+        if self.ranks.size > 1 and self.context == "reset" and not isinstance(text, PreparedText):
+            lines = self.ranks.lines(text)
+            own = float(token_log_probs(model, lines, self.context).sum()) if lines.num_tokens else 0.0
+            return perplexity(self.ranks.sum(own), text.num_tokens)
+        return self.ranks.of_first(evaluate(model, text, self.context).perplexity)
