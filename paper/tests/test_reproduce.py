@@ -210,7 +210,7 @@ def test_an_interrupted_row_says_so_and_goes_on_to_the_same_numbers(toy, tmp_pat
         looked.append(text is toy.test)
         return real(model, text, *rest, **more)
 
-    for where in ("vlhmm.evaluation.perplexity", "vlhmm.training.trainer", "vlhmm.baselines.training"):
+    for where in ("vlhmm.evaluation.perplexity", "vlhmm.training.validation", "vlhmm.baselines.training"):
         monkeypatch.setattr(f"{where}.evaluate", spy)
     whole = place(tmp_path / "whole")
     go(rows, toy, whole)
