@@ -248,7 +248,8 @@ class RunFolder:
     def _check_size(self, config: RunConfig, blocks: Blocks) -> None:
         """Before a model is built: an error if config.json describes one that blocks.tsv or the weights cannot be of."""
         model = config.model
-        if model.num_states != blocks.num_real_states:  # uneven blocks have padding beside them
+        # uneven blocks have padding beside their states; a configuration made by hand may count it
+        if model.num_states not in (blocks.num_real_states, blocks.num_states):
             raise CheckpointError(
                 f"{self.config_path} has {model.num_states:,} states, blocks.tsv beside it {blocks.num_real_states:,}; "
                 "the files are of different runs"
