@@ -38,7 +38,7 @@ def run_config(settings: dict[str, Any]) -> RunConfig:
         embedding="additive" if ours else "independent",
         network=settings.get("network", "linear") if ours else "residual",
         within=settings.get("within", "softmax"),
-        slot_code=8.0 if ours else 0.0,
+        source_block_init=8.0 if ours else 0.0,
     )
     training = TrainingConfig(
         method=settings.get("method", "gradient"),
@@ -140,7 +140,7 @@ class EMTraining(HMMTraining):
         return {
             "check": check,
             "parameters": self.trainer.num_parameters,
-            "m_steps": self.trainer.settings.m_steps,
+            "m_steps": self.trainer.settings.m_step_updates,
         }
 
     def expectation(self) -> dict[str, Any]:

@@ -58,7 +58,7 @@ HOW_BY_EM = "generalized EM, {epochs} epochs of {steps} optimizer steps with a c
 BY_GRADIENT = (*COMMON, "training.batch_tokens=8192", "training.epochs=4", "training.checks_per_epoch=1")
 HOW_BY_GRADIENT = "4 epochs by gradient with a cosine, sentence batches of 8,192 tokens (the paper: 50 epochs, 16 streams of 32 tokens, plateau)"
 # Where every state emits every word nothing but their first emissions tells states apart
-NONE = ("model.first_spread=6", "training.batch_tokens=4096", "training.epochs=16")
+NONE = ("model.emission_init_scale=6", "training.batch_tokens=4096", "training.epochs=16")
 HOW_NONE = "16 epochs by gradient with a cosine, sentence batches of 4,096 tokens, emissions that begin six times as far apart (the paper: 50 epochs, 16 streams of 32 tokens, plateau)"
 # Free parameters: the maximum of an M-step is known, and no embedding is there to be dropped or decayed
 CLOSED_FORM_EPOCHS = 40
@@ -91,20 +91,20 @@ def softmax(
     corpus: str = "ptb",
     by_gradient: bool = False,
     epochs: int = EM_EPOCHS,
-    m_steps: int = 3,
-    m_parts: int = 1,
+    m_step_updates: int = 3,
+    m_step_row_parts: int = 1,
     **about: Any,
 ) -> Run:
     """The paper's model of that size, and changes to it."""
     sizes = (f"model.num_states={num_states}", f"model.num_blocks={blocks}")
     training, note = (
-        (BY_GRADIENT, HOW_BY_GRADIENT) if by_gradient else (BY_EM, HOW_BY_EM.format(epochs=epochs, steps=m_steps))
+        (BY_GRADIENT, HOW_BY_GRADIENT) if by_gradient else (BY_EM, HOW_BY_EM.format(epochs=epochs, steps=m_step_updates))
     )
-    if m_steps != 3:
-        changes = (*changes, f"training.m_steps={m_steps}")
-    if m_parts != 1:
-        changes = (*changes, f"training.m_parts={m_parts}")
-        note += f"; an optimizer step looks at the transitions out of one state in {m_parts}"
+    if m_step_updates != 3:
+        changes = (*changes, f"training.m_step_updates={m_step_updates}")
+    if m_step_row_parts != 1:
+        changes = (*changes, f"training.m_step_row_parts={m_step_row_parts}")
+        note += f"; an optimizer step looks at the transitions out of one state in {m_step_row_parts}"
     if epochs != EM_EPOCHS:
         changes = (*changes, f"training.epochs={epochs}")
     if not by_gradient and 1 < blocks < num_states // 256:
@@ -140,7 +140,7 @@ def em(
     recipe = Hmm(f"em-{corpus}", changes)
     config = recipe.config()
     size = "" if is_main else num_states
-    how = f"generalized EM, {config.training.epochs:g} epochs with {config.training.m_steps} optimizer steps an E-step"
+    how = f"generalized EM, {config.training.epochs:g} epochs with {config.training.m_step_updates} optimizer steps an E-step"
     if config.training.optimizer == "closed-form":
         how = f"EM, {CLOSED_FORM_EPOCHS} epochs with {HOW_CLOSED_FORM}"
     note = f"block-factored transitions, {config.model.num_blocks} blocks; {how}"
@@ -271,7 +271,7 @@ def dense_900(way: str, seconds: float) -> Run:
     note, changes = ways[way]
     note += "; emission logits begin within 6 of zero, not 1"
     # emissions that begin nearly equal are hardly told apart after ten iterations
-    model = ("model.num_states=900", "model.first_spread=6")
+    model = ("model.num_states=900", "model.emission_init_scale=6")
     recipe = Hmm("paper-ptb-none", (*model, "training.batch=sentences", *changes))
     return run_of(recipe, ["ptb", "hmm-900", way], note, corpus="ptb", worth=SCALAR, seconds=seconds)
 
@@ -329,7 +329,7 @@ def softmax_of_size(num_states: int) -> Run:
     worth = STATES if num_states < 2**13 else MIDDLE if num_states < 2**15 else LARGE
     seconds = SOFTMAX_SECONDS[num_states]
     if num_states == 2**16:  # a step on all rows takes half a minute on one core: more and cheaper ones
-        return softmax(num_states, worth=worth, seconds=seconds, epochs=FEWER_EPOCHS["2^16"], m_steps=9, m_parts=4)
+        return softmax(num_states, worth=worth, seconds=seconds, epochs=FEWER_EPOCHS["2^16"], m_step_updates=9, m_step_row_parts=4)
     return softmax(num_states, worth=worth, seconds=seconds)
 
 

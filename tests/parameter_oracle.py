@@ -98,7 +98,7 @@ def factored_row(
         ours = side(weights, settings, "source", m, i)
         into = distribution(linear(weights, "next_block", ours))
         leaving = linear(weights, "tile_source", ours)
-        if settings["slot_code"]:
+        if settings["source_block_init"]:
             leaving = leaving + weights["source_code"][m, 0]
     for to in range(num_blocks):
         slots = np.flatnonzero(alive.reshape(num_blocks, num_slots)[to])
@@ -108,7 +108,7 @@ def factored_row(
             entered = np.array(
                 [linear(weights, "tile_target", side(weights, settings, "target", to, j)) for j in slots]
             )
-            if settings["slot_code"]:
+            if settings["source_block_init"]:
                 entered = entered + weights["target_code"][slots]
             if settings["within"] == "low-rank":
                 shares = np.exp(entered) @ np.exp(leaving)

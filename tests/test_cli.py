@@ -286,7 +286,7 @@ def test_options_that_would_be_ignored_are_refused(capsys, folder):
     for extra, told in (
         (["--set", "format_version=7"], "format_version"),
         (["--paths", folder / "valid.txt", "--set", "model.constraint=frequency"], "drop one"),
-        (["--set", "model.slot_code=-1"], "slot_code"),
+        (["--set", "model.source_block_init=-1"], "source_block_init"),
     ):
         code, _, err = run(capsys, *given, *extra)
         assert code == 2 and told in err and not (folder / "no").exists()

@@ -340,11 +340,11 @@ def test_language_model_contract(kind):
 def test_emissions_begin_as_far_apart_as_asked(parameterization, emissions, others):
     blocks = small_blocks("scalar")
     about = {"num_states": blocks.num_states, "num_blocks": 3, "parameterization": parameterization}
-    near, far = (HMM(ModelConfig(**about, first_spread=spread), blocks, seed=3) for spread in (1.0, 6.0))
+    near, far = (HMM(ModelConfig(**about, emission_init_scale=spread), blocks, seed=3) for spread in (1.0, 6.0))
     assert_close(far.get_parameter(emissions), 6 * near.get_parameter(emissions))
     assert_close(far.get_parameter(others), near.get_parameter(others))
-    with pytest.raises(ConfigError, match="first_spread=0"):
-        ModelConfig(first_spread=0.0)
+    with pytest.raises(ConfigError, match="emission_init_scale=0"):
+        ModelConfig(emission_init_scale=0.0)
 
 
 @pytest.mark.parametrize("rule", ["reset", "carry"])

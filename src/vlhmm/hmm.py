@@ -116,7 +116,7 @@ class HMM(nn.Module):
             return nn.Parameter(torch.empty(*shape).uniform_(-spread, spread, generator=generator))
 
         self.start_logits = logits(num_groups, num_slots)
-        self.emission_logits = logits(self.vocab_size, num_slots, spread=self.config.first_spread)
+        self.emission_logits = logits(self.vocab_size, num_slots, spread=self.config.emission_init_scale)
         if self.config.transition == "softmax":
             self.transition_logits = logits(self.num_states, self.num_states)
         else:
@@ -140,7 +140,7 @@ class HMM(nn.Module):
             self.tile_source = nn.Linear(size, config.tile_width)
             self.tile_target = nn.Linear(size, config.tile_width)
             self.start_block = nn.Parameter(torch.zeros(num_groups))
-            if config.slot_code:
+            if config.source_block_init:
                 self.source_code = nn.Parameter(torch.empty(num_groups, 1, config.tile_width))
                 self.target_code = nn.Parameter(torch.empty(num_slots, config.tile_width))
         for module in self.modules():
@@ -149,7 +149,7 @@ class HMM(nn.Module):
                 bound = 1 / math.sqrt(module.in_features)
                 nn.init.uniform_(module.bias, -bound, bound, generator=generator)
         with torch.no_grad():
-            self.word.weight.mul_(config.first_spread)
+            self.word.weight.mul_(config.emission_init_scale)
         # embeddings are the raw target side of a softmax over all states: its first logits must be about 1, not 16
         self.embedding.initialize(generator, 1.0 if factored else 1 / math.sqrt(size))
         if factored:
@@ -161,7 +161,7 @@ class HMM(nn.Module):
         self.tile_source.weight.mul_(0.1)
         self.tile_target.weight.mul_(0.1)
         self.word.weight.mul_(0.5)
-        if self.config.slot_code:
+        if self.config.source_block_init:
             num_groups, num_slots = self.source_code.shape[0], self.target_code.shape[0]
             code = first_code(self.config, num_groups, generator)
             self.source_code.copy_(code[:, None])
@@ -253,7 +253,7 @@ class HMM(nn.Module):
             return start, log_emission, Softmax(source, target, None, flat, self._grid(num_slots))
         source = nn.functional.linear(hidden["source"], *last(self.tile_source, "source"))
         target = self.tile_target(hidden["target"])
-        if self.config.slot_code:
+        if self.config.source_block_init:
             source = source + self.source_code
             target = target + looked_up(self.target_code, slots)
         log_block = linear_log_softmax(hidden["source"], *last(self.next_block, "source"))
@@ -315,12 +315,12 @@ class HMM(nn.Module):
 
 
 def first_code(config: ModelConfig, num_groups: int, generator: torch.Generator) -> Float[Tensor, "group width"]:
-    """A vector a block, the same for leaving it and for a slot that remembers it; together they weigh `slot_code` nats."""
+    """A vector a block, the same for leaving it and for a slot that remembers it; together they weigh `source_block_init` nats."""
     if config.within == "low-rank":  # blocks share channels in turn
         channel = torch.arange(num_groups) % config.tile_width
-        return nn.functional.one_hot(channel, config.tile_width) * (config.slot_code / 2)
+        return nn.functional.one_hot(channel, config.tile_width) * (config.source_block_init / 2)
     code = torch.empty(num_groups, config.tile_width).normal_(generator=generator)
-    return code * (math.sqrt(config.slot_code) / code.norm(dim=1, keepdim=True))
+    return code * (math.sqrt(config.source_block_init) / code.norm(dim=1, keepdim=True))
 
 
 def looked_up(table: Float[Tensor, "slot width"], slots: Int[Tensor, "block kept"] | None) -> Tensor:

@@ -99,7 +99,7 @@ def test_a_run_that_begins_anew_forgets_its_calibration(toy, tmp_path):
     assert evaluate(vlhmm.load(tmp_path), toy.valid, "reset").perplexity == pytest.approx(plain.best_valid, rel=1e-5)
 
 
-@pytest.mark.parametrize("changes", [[], [*GRADIENT, "model.transition=softmax", "model.slot_code=0"]])
+@pytest.mark.parametrize("changes", [[], [*GRADIENT, "model.transition=softmax", "model.source_block_init=0"]])
 def test_a_calibrated_run_is_better_on_valid_and_loads_so(toy, tmp_path, monkeypatch, changes):
     plain = train(toy, tiny(*changes, "training.calibrate=false"), tmp_path / "plain")
     calibrated = train(toy, tiny(*changes, "training.calibrate=true"), tmp_path / "run")

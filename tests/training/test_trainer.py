@@ -33,6 +33,7 @@ from vlhmm.training import trainer as trainer_module
 from vlhmm.training.config import TrainingConfig
 from vlhmm.training.e_step import expectation, expected_log_likelihood, prepare
 from vlhmm.training.make_blocks import make_blocks
+from vlhmm.training.migration import RENAMED
 from vlhmm.training.model import load_hmm
 from vlhmm.training.plan import make_plan
 from vlhmm.training.presets import PRESETS, preset
@@ -57,14 +58,14 @@ def assert_same_bits(a, b):
         GRADIENT,
         [*GRADIENT, "training.context=carry"],
         [*GRADIENT, "training.context=paper"],
-        ["model.transition=softmax", "model.slot_code=0"],
+        ["model.transition=softmax", "model.source_block_init=0"],
         [*GRADIENT, "model.transition=softmax", "model.embedding=independent"],
         ["model.parameterization=scalar", "training.rate=0.1", "training.weight_decay=0"],
         ["training.optimizer=closed-form", "model.parameterization=scalar", "training.state_dropout=0", "training.smoothing=0.5"],
         ["training.optimizer=closed-form", "model.parameterization=scalar", "training.state_dropout=0", "training.smoothing=0.5",
          "model.transition=softmax"],
         ["model.constraint=uniform", "model.states_per_word=8", "model.transition=softmax", "model.embedding=independent",
-         "training.epochs=20", "model.slot_code=0"],
+         "training.epochs=20", "model.source_block_init=0"],
         ["training.em_tokens=700", "training.epochs=4", "training.average=0.9", "training.embedding_dropout=0.1"],
         ["training.batch=streams", "training.context=carry", "training.num_streams=8", "training.segment_length=100"],
         ["training.batch=streams", "training.context=paper", "training.num_streams=8", "training.segment_length=32"],
@@ -120,7 +121,7 @@ CLOSED_FORM = ["training.optimizer=closed-form", "model.parameterization=scalar"
 
 @pytest.mark.parametrize("transition", ["block-factored", "softmax"])
 def test_closed_form_em_never_lowers_the_likelihood(toy, tmp_path, transition):
-    slots = ["model.slot_code=0"] if transition == "softmax" else []
+    slots = ["model.source_block_init=0"] if transition == "softmax" else []
     changes = [
         *CLOSED_FORM,
         *slots,
@@ -137,7 +138,7 @@ def test_closed_form_em_never_lowers_the_likelihood(toy, tmp_path, transition):
 
 @pytest.mark.parametrize("transition", ["block-factored", "softmax"])
 def test_smoothing_leaves_no_pair_of_blocks_impossible(toy, tmp_path, transition):
-    slots = ["model.slot_code=0"] if transition == "softmax" else []
+    slots = ["model.source_block_init=0"] if transition == "softmax" else []
     least = []
     for smoothing in (0, 1):
         changes = [*CLOSED_FORM, *slots, f"model.transition={transition}", f"training.smoothing={smoothing}"]
@@ -256,7 +257,7 @@ def test_comes_within_two_percent_of_a_known_hmm():
     config = override(
         preset("tiny"),
         ["model.constraint=none", "model.num_blocks=1", "model.num_states=8", "training.epochs=80", "training.state_dropout=0",
-         "model.slot_code=0", "training.checks_per_epoch=0.1", "training.m_steps=3",
+         "model.source_block_init=0", "training.checks_per_epoch=0.1", "training.m_step_updates=3",
             "training.weight_decay=0"],
     )  # fmt: skip
     import tempfile
@@ -282,7 +283,7 @@ def test_comes_within_two_percent_of_a_known_hmm():
 def test_em_m_steps_raise_the_likelihood(toy, parts):
     """Generalized EM: after optimizer steps on the counts of an E-step the marginal likelihood itself is higher."""
     config = tiny(
-        f"training.m_parts={parts}",
+        f"training.m_step_row_parts={parts}",
         "training.state_dropout=0",
         "training.rate=0.003",
         "training.warmup_steps=0",
@@ -306,7 +307,7 @@ def test_em_m_steps_raise_the_likelihood(toy, parts):
 @pytest.mark.parametrize("method", ["gradient", "em"])
 def test_training_with_and_without_kernels_is_the_same(toy, tmp_path, monkeypatch, transition, method):
     """Three steps, compiled and in plain torch: the same likelihoods on the way, to float32's accuracy."""
-    changes = [f"training.method={method}", f"model.transition={transition}", "model.slot_code=0"]
+    changes = [f"training.method={method}", f"model.transition={transition}", "model.source_block_init=0"]
     config, seen = tiny(*changes, "training.rate=0.003", "training.warmup_steps=0"), []
     for kernels in ("1", "0"):
         monkeypatch.setenv("VLHMM_KERNELS", kernels)
@@ -386,8 +387,8 @@ def test_no_setting_is_silently_without_effect():
     scalar = ["model.parameterization=scalar", "training.optimizer=closed-form", "training.state_dropout=0"]
     with pytest.raises(ConfigError, match="average=0"):
         tiny(*scalar, "training.embedding_dropout=0", "training.average=0.9")
-    with pytest.raises(ConfigError, match="slot_code"):
-        tiny("model.slot_code=-1")
+    with pytest.raises(ConfigError, match="source_block_init"):
+        tiny("model.source_block_init=-1")
     with pytest.raises(ConfigError, match="format_version"):
         tiny("format_version=7")
 
@@ -502,11 +503,11 @@ def test_every_preset_says_how_it_is_trained(name):
         (["training.context=carry"], "needs batch=streams"),
         (["training.optimizer=closed-form", "training.state_dropout=0"], "parameterization=scalar"),
         (["training.optimizer=closed-form", "model.parameterization=scalar"], "needs state_dropout=0"),
-        (["training.m_parts=2", "training.method=gradient"], "belongs to method=em"),
-        (["training.m_parts=2", "model.within=low-rank"], "counts of channels"),
+        (["training.m_step_row_parts=2", "training.method=gradient"], "belongs to method=em"),
+        (["training.m_step_row_parts=2", "model.within=low-rank"], "counts of channels"),
         (
             [
-                "training.m_parts=2",
+                "training.m_step_row_parts=2",
                 "training.optimizer=closed-form",
                 "model.parameterization=scalar",
                 "training.state_dropout=0",
@@ -530,7 +531,7 @@ def test_nothing_in_a_run_folder_is_pickled(toy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [[], ["model.transition=softmax", "model.slot_code=0"], ["model.embedding=factored"]]
+    "changes", [[], ["model.transition=softmax", "model.source_block_init=0"], ["model.embedding=factored"]]
 )
 def test_two_threads_add_up_in_one_order(toy, tmp_path, changes):
     """Sizes at which torch splits sums among threads: the same steps end in the same bits, every time."""
@@ -569,12 +570,15 @@ def test_other_batches_or_another_carry_are_prepared_anew(toy):
 
 
 def test_a_run_of_an_earlier_version_loads_and_goes_on(toy, tmp_path):
-    """Settings that were removed since are dropped; one that had an effect does not let training go on."""
+    """Settings are read under their old names; a removed one that had an effect does not let training go on."""
     config = tiny("training.epochs=2", "training.calibrate=false")
     whole = train(toy, config, tmp_path)
     (tmp_path / "manifest.json").unlink()  # earlier versions had none
     path = tmp_path / "config.json"
     content = json.loads(path.read_text())
+    for old, new in RENAMED.items():
+        (group, name), (_, other) = old.split("."), new.split(".")
+        content[group][name] = content[group].pop(other)
     content["training"] |= {"accumulate": 1, "state_decay": None, "guide_draws": 0, "guide_share": 0.5}
     path.write_text(json.dumps(content))
     assert train(toy, config, tmp_path).best_valid == whole.best_valid

@@ -25,8 +25,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "exchange_sweeps": (0, 1_000_000),
     "hidden_size": (1, 1 << 16),
     "tile_width": (1, 1 << 16),
-    "first_spread": (0, 1e6),
-    "slot_code": (0, 1e6),
+    "emission_init_scale": (0, 1e6),
+    "source_block_init": (0, 1e6),
 }
 
 
@@ -79,12 +79,12 @@ class ModelConfig:
         "transitions",
     )
     tile_width: int = setting(64, "Width of the logits within a block, with transition=block-factored.", "transitions")
-    first_spread: float = setting(
+    emission_init_scale: float = setting(
         1.0,
         "Factor on the first emission logits: how far apart states begin. Free numbers (scalar) begin within 1 of 0.",
         "parameters",
     )
-    slot_code: float = setting(
+    source_block_init: float = setting(
         0.0,
         "Above 0, slot j of every block starts as the state that came from block j, with this strength.",
         "parameters",
@@ -99,12 +99,14 @@ class ModelConfig:
         for name in ("num_states", "num_blocks", "states_per_word", "hidden_size", "tile_width"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
-        if not 0 <= self.slot_code < math.inf:
-            raise ConfigError(f"slot_code={self.slot_code} must be 0 or more, and finite")
+        if not 0 <= self.source_block_init < math.inf:
+            raise ConfigError(f"source_block_init={self.source_block_init} must be 0 or more, and finite")
         if self.exchange_sweeps < 0:
             raise ConfigError(f"exchange_sweeps={self.exchange_sweeps} must be 0 or more")
-        if not 0 < self.first_spread < math.inf:
-            raise ConfigError(f"first_spread={self.first_spread} must be above 0: equal states would stay equal")
+        if not 0 < self.emission_init_scale < math.inf:
+            raise ConfigError(
+                f"emission_init_scale={self.emission_init_scale} must be above 0: equal states would stay equal"
+            )
 
     def _check_combinations(self) -> None:
         if self.constraint in ("brown", "frequency") and self.num_states % self.num_blocks:

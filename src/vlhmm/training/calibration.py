@@ -52,7 +52,7 @@ def last_layers(config: ModelConfig) -> dict[str, tuple[str, ...]]:
         }
     emission = ("word.weight", "word.bias")
     if factored:
-        within = ("tile_source.weight", "tile_source.bias", *(("source_code",) if config.slot_code else ()))
+        within = ("tile_source.weight", "tile_source.bias", *(("source_code",) if config.source_block_init else ()))
         layers = {"emission": emission, "transition": ("next_block.weight", "next_block.bias"), "within": within}
         if config.within == "low-rank":  # a sum over channels has no logits to multiply
             del layers["within"]

@@ -19,8 +19,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "batch_tokens": (1, MAX_COUNT),
     "em_tokens": (1, 10**12),
     "extra_tokens": (1, 10**12),
-    "m_steps": (1, 1_000_000),
-    "m_parts": (1, MAX_STATES),
+    "m_step_updates": (1, 1_000_000),
+    "m_step_row_parts": (1, MAX_STATES),
     "guide_weight": (0, 1e6),
     "guide_text": (0, 10**12),
     "smoothing": (0, 1e12),
@@ -43,7 +43,7 @@ class TrainingConfig:
 
     method: Literal["gradient", "em"] = setting(
         "gradient",
-        "gradient: one optimizer step per batch; em: expected counts of em_tokens, then m_steps optimizer steps.",
+        "gradient: one optimizer step per batch; em: expected counts of em_tokens, then m_step_updates optimizer steps.",
         "data of a step",
     )
     context: Literal["reset", "carry", "paper"] = setting(
@@ -67,8 +67,8 @@ class TrainingConfig:
     extra_tokens: int | None = setting(
         None, "Tokens of an extra text per E-step; none for as many as the training text has.", "EM"
     )
-    m_steps: int = setting(3, "Optimizer steps per E-step.", "EM")
-    m_parts: int = setting(
+    m_step_updates: int = setting(3, "Optimizer steps per E-step.", "EM")
+    m_step_row_parts: int = setting(
         1, "With n, each optimizer step of EM reads the transitions out of every n-th state, in turn.", "EM"
     )
     guide_weight: float = setting(
@@ -139,8 +139,8 @@ class TrainingConfig:
             "num_streams",
             "segment_length",
             "batch_tokens",
-            "m_steps",
-            "m_parts",
+            "m_step_updates",
+            "m_step_row_parts",
             "epochs",
             "rate",
             "clip",
@@ -187,10 +187,12 @@ class TrainingConfig:
             raise ConfigError(f"extra_tokens={self.extra_tokens} must be at least 1, or none for as many as there are")
         if self.method == "gradient" and self.optimizer == "closed-form":
             raise ConfigError("optimizer=closed-form belongs to method=em; gradient training takes adamw")
-        if self.m_parts > 1 and self.method != "em":
-            raise ConfigError(f"m_parts={self.m_parts} belongs to method=em; set it to 1")
-        if self.m_parts > 1 and self.optimizer == "closed-form":
-            raise ConfigError(f"m_parts={self.m_parts}: optimizer=closed-form takes no optimizer steps; set it to 1")
+        if self.m_step_row_parts > 1 and self.method != "em":
+            raise ConfigError(f"m_step_row_parts={self.m_step_row_parts} belongs to method=em; set it to 1")
+        if self.m_step_row_parts > 1 and self.optimizer == "closed-form":
+            raise ConfigError(
+                f"m_step_row_parts={self.m_step_row_parts}: optimizer=closed-form takes no optimizer steps; set it to 1"
+            )
         if self.optimizer == "closed-form" and self.average:
             raise ConfigError("optimizer=closed-form sets all weights anew in every step; it takes average=0")
         if self.smoothing and self.optimizer != "closed-form":
@@ -222,9 +224,9 @@ class RunConfig:
         check_range("min_count", self.min_count, 1, MAX_COUNT)
         if self.training.optimizer == "closed-form" and self.model.parameterization != "scalar":
             raise ConfigError("optimizer=closed-form sets free parameters; it needs model.parameterization=scalar")
-        if self.training.m_parts > 1 and self.model.within == "low-rank":
+        if self.training.m_step_row_parts > 1 and self.model.within == "low-rank":
             raise ConfigError(
-                f"m_parts={self.training.m_parts}: low-rank transitions have counts of channels, not of states; set it to 1"
+                f"m_step_row_parts={self.training.m_step_row_parts}: low-rank transitions have counts of channels, not of states; set it to 1"
             )
         if self.training.embedding_dropout and self.model.parameterization == "scalar":
             raise ConfigError("embedding_dropout needs embeddings; it does not go with model.parameterization=scalar")

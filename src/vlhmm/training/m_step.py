@@ -51,7 +51,7 @@ class MStep:
             return
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        num_updates, parts = (settings.m_steps, settings.m_parts) if settings.method == "em" else (1, 1)
+        num_updates, parts = (settings.m_step_updates, settings.m_step_row_parts) if settings.method == "em" else (1, 1)
         for update in range(num_updates):
             if update:
                 potentials = self.hmm.potentials(mask)

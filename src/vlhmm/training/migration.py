@@ -15,6 +15,13 @@ REMOVED: dict[str, Any] = {
     "training.guide_share": 0.5,
 }
 
+RENAMED = {
+    "model.first_spread": "model.emission_init_scale",
+    "model.slot_code": "model.source_block_init",
+    "training.m_parts": "training.m_step_row_parts",
+    "training.m_steps": "training.m_step_updates",
+}
+
 
 def migrated(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Translate settings of an earlier version to today's names.
@@ -22,12 +29,15 @@ def migrated(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     Returns: the settings, and those removed ones that had an effect, by their old dotted names.
     """
     removed = {name: value for name, value in flattened(settings) if name in REMOVED and value != REMOVED[name]}
-    return _without_removed(settings), removed
+    return _renamed(settings), removed
 
 
-def _without_removed(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _renamed(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The settings under today's names, without those that no longer exist."""
     return {
-        name: _without_removed(value, f"{prefix}{name}.") if isinstance(value, dict) else value
+        RENAMED.get(prefix + name, name).rpartition(".")[2]: _renamed(value, f"{prefix}{name}.")
+        if isinstance(value, dict)
+        else value
         for name, value in settings.items()
         if prefix + name not in REMOVED
     }

@@ -19,13 +19,13 @@ def em(num_states: int, num_blocks: int, epochs: float, network: Network = "resi
         transition="block-factored",
         embedding="additive",
         network=network,
-        slot_code=8.0,
+        source_block_init=8.0,
     )
     settings: dict = dict(
         method="em",
         batch="sentences",
         batch_tokens=65_536,
-        m_steps=3,
+        m_step_updates=3,
         epochs=epochs,
         rate=1.5e-2,
         beta2=0.99,
@@ -46,7 +46,7 @@ def default() -> RunConfig:
 
 def tiny() -> RunConfig:
     """64 states; seconds; for tests and first tries"""
-    config = em(64, 8, 12, checks_per_epoch=0.5, batch_tokens=2048, m_steps=2)
+    config = em(64, 8, 12, checks_per_epoch=0.5, batch_tokens=2048, m_step_updates=2)
     return replace(config, model=replace(config.model, hidden_size=32, tile_width=16))
 
 
