@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow fuzz drill lint reproduce bench bench-steering docs clean
+.PHONY: demo test slow fuzz fuzz-parsers drill lint reproduce bench bench-steering docs clean
 
 demo: $(READY)
 	$(VENV)/bin/vlhmm demo
@@ -17,6 +17,11 @@ slow: $(READY)
 # 10^5 hostile cases: corrupted files, arguments, texts; minutes on a quiet core: make fuzz [ARGS='--cases 1000 --seed 1']
 fuzz: $(READY)
 	$(VENV)/bin/python -m benchmarks.fuzz --record benchmarks/results/fuzz.json $(ARGS)
+
+# Coverage-guided fuzzing of the parsers; installs atheris, where there is one for this system
+fuzz-parsers: $(READY)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check atheris
+	$(VENV)/bin/python -m benchmarks.atheris_parsers -runs=100000 $(ARGS)
 
 # Kills, full disks, read-only folders, signals, two processes on one folder: make drill [ARGS='--kills 10']
 drill: $(READY)
