@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from distributed_worker import SCENARIOS, STREAMS, config_of, run, stop_after
-from vlhmm.components.chain_inputs import Carry
+from vlhmm.components.chain_inputs import FilterState
 from vlhmm.config import override
 from vlhmm.data.batches import sentence_batches, stream_batches
 from vlhmm.data.corpora import load_texts
@@ -151,7 +151,7 @@ def test_a_single_process_exchanges_nothing():
     assert ranks.sum(0.1) == 0.1 and ranks.agreed(2) == 2 and ranks.of_first(3.0) == 3.0
     batches = []
     assert ranks.share(batches) is batches
-    carry = Carry(torch.tensor([1, 2, 3]), torch.rand(3, 4))
+    carry = FilterState(torch.tensor([1, 2, 3]), torch.rand(3, 4))
     assert ranks.whole_carry(carry, streams=False) is carry and ranks.own_carry(carry) is carry
     assert torch.equal(rank_of(1, 2).own_carry(carry).group, torch.tensor([2]))
 

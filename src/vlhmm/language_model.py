@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vlhmm import inference
-from vlhmm.components.chain_inputs import Carry, last_carry, pair_codes
+from vlhmm.components.chain_inputs import FilterState, last_carry, pair_codes
 from vlhmm.config import unknown
 from vlhmm.constraints.constraint import Constraint
 from vlhmm.data.manifest import MANIFEST, MODEL_FILES, accept_files, check_manifest
@@ -140,7 +140,7 @@ class HMMLanguageModel:
 
     # ---- the LanguageModel protocol
 
-    def start(self, batch_size: int) -> Carry:
+    def start(self, batch_size: int) -> FilterState:
         """Return the filter state before the first token, for each row of a batch."""
         group = torch.full((batch_size,), -1, dtype=torch.long, device=self.distributions.device)
         alpha = torch.zeros(
@@ -149,9 +149,9 @@ class HMMLanguageModel:
             dtype=self.distributions.dtype,
             device=self.distributions.device,
         )
-        return Carry(group, alpha)
+        return FilterState(group, alpha)
 
-    def score_batch(self, tokens: Tensor, lengths: Tensor, carry: Carry) -> tuple[Float[Tensor, "batch time"], Carry]:
+    def score_batch(self, tokens: Tensor, lengths: Tensor, carry: FilterState) -> tuple[Float[Tensor, "batch time"], FilterState]:
         """Return log p(x_t | x_<t) in float64, and the filter state after each row. O(T K^2) per row."""
         tokens, lengths = tokens.to(self.distributions.device), lengths.to(self.distributions.device)
         chain = self.chain(tokens, lengths, carry)
@@ -168,7 +168,7 @@ class HMMLanguageModel:
         passed = inference.forward(self.potentials, chain, carry.alpha)
         return passed.log_scale, last_carry(passed.alpha, chain.start_of, lengths, carry)
 
-    def next_word_probabilities(self, carry: Carry) -> Float[Tensor, "batch word"]:
+    def next_word_probabilities(self, carry: FilterState) -> Float[Tensor, "batch word"]:
         """Return p(x | text so far) of every word x, for each row of a batch, in float64. O(K S h) per distinct block.
 
         Example:
@@ -188,7 +188,7 @@ class HMMLanguageModel:
         return Potentials(self.distributions.start_of_group, self.distributions.emission, self.cache.tiles)
 
     def chain(
-        self, tokens: Tensor, lengths: Tensor, carry: Carry, restart: Bool[Tensor, "batch time"] | None = None
+        self, tokens: Tensor, lengths: Tensor, carry: FilterState, restart: Bool[Tensor, "batch time"] | None = None
     ) -> Chain | None:
         """The tokens as rows of tables; None if their transition tiles exceed the memory budget.
 

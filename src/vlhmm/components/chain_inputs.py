@@ -9,7 +9,7 @@ from torch import Tensor
 from vlhmm.inference.types import Chain
 
 
-class Carry(NamedTuple):
+class FilterState(NamedTuple):
     """The filtered posterior after the last token of each row, on the states of its group; group -1: nothing read yet."""
 
     group: Int[Tensor, " batch"]
@@ -62,12 +62,12 @@ def chain_of(
     return Chain(group_of_word[tokens], tokens, torch.where(live, edge_of, -1), lengths)
 
 
-def last_carry(alpha: Tensor, group: Tensor, lengths: Tensor, before: Carry) -> Carry:
+def last_carry(alpha: Tensor, group: Tensor, lengths: Tensor, before: FilterState) -> FilterState:
     """What row b knows after its last token; an empty row keeps what it knew."""
     last = (lengths - 1).clamp(min=0)
     rows = torch.arange(len(lengths), device=lengths.device)
     empty = lengths == 0
-    return Carry(
+    return FilterState(
         torch.where(empty, before.group, group[rows, last]),
         torch.where(empty[:, None], before.alpha, alpha[rows, last]),
     )

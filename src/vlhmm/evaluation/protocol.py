@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vlhmm.data.vocabulary import Vocabulary
 
-Carry = Any  # each model's own state between two calls of `score_batch`; opaque to callers
+FilterState = Any  # each model's own state between two calls of `score_batch`; opaque to callers
 
 
 @runtime_checkable
@@ -20,14 +20,14 @@ class LanguageModel(Protocol):
         """The context rule it was trained with: "reset" or "carry"."""
         ...
 
-    def start(self, batch_size: int) -> Carry:
+    def start(self, batch_size: int) -> FilterState:
         """The state before the first token of a text, `batch_size` times."""
         ...
 
-    def score_batch(self, tokens: Tensor, lengths: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+    def score_batch(self, tokens: Tensor, lengths: Tensor, carry: FilterState) -> tuple[Tensor, FilterState]:
         """log p(x_t | x_<t) in float64, (B, T), zero beyond `lengths`; and the state after each row."""
         ...
 
-    def next_word_probabilities(self, carry: Carry) -> Tensor:
+    def next_word_probabilities(self, carry: FilterState) -> Tensor:
         """p(x | text so far) of every word x, float64 (B, V)."""
         ...

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-from vlhmm.components.chain_inputs import Carry
+from vlhmm.components.chain_inputs import FilterState
 from vlhmm.errors import CheckpointError
 from vlhmm.training.m_step import MStep, NotFinite
 from vlhmm.training.run_folder import RunFolder
@@ -22,7 +22,7 @@ class Progress:
     valid: float | None = None  # perplexity of the last validation
     log_likelihood: float = 0.0  # of the training text since the last validation ...
     tokens: int = 0  # ... and how many tokens that were
-    carry: Carry | None = None  # the state after the last batch, where the next one continues it
+    carry: FilterState | None = None  # the state after the last batch, where the next one continues it
 
 
 def save_checkpoint(folder: RunFolder, at: Progress, m_step: MStep) -> None:
@@ -73,7 +73,7 @@ def restore_checkpoint(folder: RunFolder, m_step: MStep, total_steps: int) -> Pr
             tokens=state["tokens"],
         )
         if "carry.group" in tensors:
-            at.carry = Carry(tensors["carry.group"].to(device), tensors["carry.alpha"].to(device))
+            at.carry = FilterState(tensors["carry.group"].to(device), tensors["carry.alpha"].to(device))
         folder.truncate_journal(state["journal_bytes"])
         m_step.restore(tensors, state["updates"])
     except (KeyError, TypeError, RuntimeError) as error:

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vlhmm.components.chain_inputs import Carry
+from vlhmm.components.chain_inputs import FilterState
 from vlhmm.data.batches import Batch
 from vlhmm.data.text import Text
 from vlhmm.errors import ConfigError, TrainingError
@@ -140,7 +140,7 @@ class Ranks:
         """Wait until every rank is here."""
         self.agreed(0)
 
-    def whole_carry(self, carry: Carry | None, streams: bool) -> Carry | None:
+    def whole_carry(self, carry: FilterState | None, streams: bool) -> FilterState | None:
         """The state of all streams, each rank having those of its rows; sentences leave no state that is carried on."""
         if carry is None or self.size == 1:
             return carry
@@ -152,17 +152,17 @@ class Ranks:
         alpha = carry.alpha.new_zeros(most, carry.alpha.shape[1])
         group[: len(carry.group)], alpha[: len(carry.group)] = carry.group, carry.alpha
         groups, alphas = self._gathered(group), self._gathered(alpha)
-        whole = Carry(group.new_full((sum(counts),), -1), alpha.new_zeros(sum(counts), alpha.shape[1]))
+        whole = FilterState(group.new_full((sum(counts),), -1), alpha.new_zeros(sum(counts), alpha.shape[1]))
         for rank, count in enumerate(counts):
             whole.group[rank :: self.size] = groups[rank][:count]
             whole.alpha[rank :: self.size] = alphas[rank][:count]
         return whole
 
-    def own_carry(self, carry: Carry | None) -> Carry | None:
+    def own_carry(self, carry: FilterState | None) -> FilterState | None:
         """This rank's rows of the state of all streams."""
         if carry is None or self.size == 1:
             return carry
-        return Carry(carry.group[self.rank :: self.size].clone(), carry.alpha[self.rank :: self.size].clone())
+        return FilterState(carry.group[self.rank :: self.size].clone(), carry.alpha[self.rank :: self.size].clone())
 
     def _gathered(self, tensor: Tensor) -> list[Tensor]:
         gathered = [torch.empty_like(tensor) for _ in range(self.size)]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vlhmm import inference
-from vlhmm.components.chain_inputs import Carry, Pairs, chain_of, distinct_pairs, last_carry, pair_codes
+from vlhmm.components.chain_inputs import FilterState, Pairs, chain_of, distinct_pairs, last_carry, pair_codes
 from vlhmm.components.low_rank import LowRank
 from vlhmm.components.transitions import Softmax
 from vlhmm.data.batches import Batch
@@ -37,7 +37,7 @@ class Expectation(NamedTuple):
     pairs: Pairs
     log_likelihood: float
     tokens: int
-    carry: Carry | None
+    carry: FilterState | None
     tiles: Tensor | None  # the transition tiles of the pairs under the parameters of this E-step, where any were made
 
 
@@ -151,7 +151,7 @@ def predicted_bytes(prepared: Prepared, num_slots: int, num_channels: int | None
 def expectation(
     potentials: ModelPotentials,
     prepared: Prepared,
-    carry: Carry | None = None,
+    carry: FilterState | None = None,
     buffers: Buffers | None = None,
     memory: int | None = None,
     evidence: TokenEvidence | None = None,
@@ -194,7 +194,7 @@ def expectation(
     for number, (chain, continues) in enumerate(zip(prepared.chains, prepared.continues, strict=True)):
         if not continues or carry is None:
             group = torch.full_like(chain.lengths, -1)
-            carry = Carry(group, emission.new_zeros(len(chain.lengths), num_slots))
+            carry = FilterState(group, emission.new_zeros(len(chain.lengths), num_slots))
         if evidence is None:
             passed = inference.add_expected_counts(counts, table, chain, carry.alpha, workspace)
         else:

@@ -3,7 +3,7 @@
 import torch
 
 from vlhmm.clustering.blocks import Blocks
-from vlhmm.components.chain_inputs import Carry
+from vlhmm.components.chain_inputs import FilterState
 from vlhmm.components.dropout import sample_columns, sample_features, sample_kept, slots_of_columns
 from vlhmm.hmm import HMM, Kept
 from vlhmm.training.config import TrainingConfig
@@ -31,15 +31,15 @@ def sample_mask(hmm: HMM, blocks: Blocks, settings: TrainingConfig, step: int) -
     return mask
 
 
-def expand_carry(carry: Carry | None, mask: Kept, states_per_block: int) -> Carry | None:
+def expand_carry(carry: FilterState | None, mask: Kept, states_per_block: int) -> FilterState | None:
     """Spread a carried posterior over all slots of its block; dropped slots have probability zero."""
     if carry is None or mask.slots is None:
         return carry
     alpha = carry.alpha.new_zeros(len(carry.group), states_per_block)
-    return Carry(carry.group, alpha.scatter_(1, mask.slots[carry.group.clamp(min=0)], carry.alpha))
+    return FilterState(carry.group, alpha.scatter_(1, mask.slots[carry.group.clamp(min=0)], carry.alpha))
 
 
-def reduce_carry(carry: Carry | None, mask: Kept) -> Carry | None:
+def reduce_carry(carry: FilterState | None, mask: Kept) -> FilterState | None:
     """Condition a carried posterior on the states kept now; uniform where none of its states was kept.
 
     Masks differ from step to step, so a segment of a stream begins in states its predecessor may not have had.
@@ -49,4 +49,4 @@ def reduce_carry(carry: Carry | None, mask: Kept) -> Carry | None:
     alpha = carry.alpha.gather(1, mask.slots[carry.group.clamp(min=0)])
     total = alpha.sum(1, keepdim=True)
     uniform = torch.full_like(alpha, 1 / alpha.shape[1])
-    return Carry(carry.group, torch.where(total > 1e-6, alpha / total.clamp(min=1e-30), uniform))
+    return FilterState(carry.group, torch.where(total > 1e-6, alpha / total.clamp(min=1e-30), uniform))
