@@ -20,7 +20,7 @@ from vlhmm.components.transitions import BlockFactored
 from vlhmm.data.batches import Batch
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import ConfigError
-from vlhmm.hmm import HMM, Kept
+from vlhmm.hmm import HMM, DropoutMask
 from vlhmm.language_model import HMMLanguageModel
 from vlhmm.training.e_step import expectation, expected_log_likelihood, prepare
 
@@ -99,11 +99,11 @@ def test_parameters_become_the_model_that_the_formulas_say(kind):
 def keep(hmm, blocks, seed=3, dropout=0.5):
     generator = torch.Generator().manual_seed(seed)
     if not blocks.partition:
-        return Kept(
+        return DropoutMask(
             columns=sample_columns(torch.from_numpy(blocks.states_of_group), blocks.num_states, dropout, generator)
         )
     slots, alive = sample_kept(hmm.num_alive, blocks.states_per_group, dropout, generator)
-    return Kept(slots=slots, num_alive=alive)
+    return DropoutMask(slots=slots, num_alive=alive)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -307,7 +307,7 @@ def test_dropout_keeps_shares_of_uneven_blocks():
 def test_zero_dropout_equals_none():
     hmm, blocks = small_hmm("block-factored-coded")
     slots, alive = sample_kept(hmm.num_alive, blocks.states_per_group, 0.0, torch.Generator().manual_seed(0))
-    with_mask = dense_by_definition(hmm, blocks, Kept(slots=slots, num_alive=alive))
+    with_mask = dense_by_definition(hmm, blocks, DropoutMask(slots=slots, num_alive=alive))
     for a, b in zip(with_mask, dense_by_definition(hmm, blocks), strict=True):
         assert_close(a, b, **EXACT)
 

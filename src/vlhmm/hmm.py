@@ -27,7 +27,7 @@ class ModelPotentials(NamedTuple):
     transition: Transition
 
 
-class Kept(NamedTuple):
+class DropoutMask(NamedTuple):
     """What dropout left: slots of every block, and how many of them count.
 
     Where words have states of their own, `columns` are the states that may be entered; with the slots of every word that
@@ -197,9 +197,9 @@ class HMM(nn.Module):
         """The potentials of all states."""
         return self.potentials()
 
-    def potentials(self, kept: Kept | None = None) -> ModelPotentials:
+    def potentials(self, kept: DropoutMask | None = None) -> ModelPotentials:
         """log-potentials of the model with the kept states only; all of them without `kept`."""
-        kept = kept or Kept()
+        kept = kept or DropoutMask()
         if not self.partition:
             return self._overlapping_potentials(kept)
         slots = kept.slots
@@ -291,7 +291,7 @@ class HMM(nn.Module):
         log_block = block_logits.log_softmax(-1)
         return start, log_emission, BlockFactored(log_block, None, None, tile_logits, enterable)
 
-    def _overlapping_potentials(self, kept: Kept) -> ModelPotentials:
+    def _overlapping_potentials(self, kept: DropoutMask) -> ModelPotentials:
         """Uniform constraints: every word has its own subset of all states; dropped columns cannot be entered."""
         columns, states, dead = kept.columns, self.states_of_group, None
         embedding = self.embedding(None)[0]

@@ -19,7 +19,7 @@ from vlhmm.data.batches import sentence_batches, stream_batches
 from vlhmm.data.corpora import load_texts
 from vlhmm.data.text import encode
 from vlhmm.errors import ConfigError
-from vlhmm.hmm import Kept
+from vlhmm.hmm import DropoutMask
 from vlhmm.training import dry_run as dry_run_module
 from vlhmm.training.config import TrainingConfig
 from vlhmm.training.distillation import evidence as evidence_module
@@ -103,10 +103,10 @@ def evidence_of(hmm, blocks, batches):
 
 def kept_states(hmm, blocks, dropout):
     if not dropout:
-        return Kept()
+        return DropoutMask()
     generator = torch.Generator().manual_seed(5)
     slots, alive = sample_kept(hmm.num_alive, blocks.states_per_group, dropout, generator)
-    return Kept(slots=slots, num_alive=alive)
+    return DropoutMask(slots=slots, num_alive=alive)
 
 
 KINDS = ["block-factored-coded", "paper", "scalar", "none", "uneven-block-factored", "low-rank"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from vlhmm.data.batches import Batch
 from vlhmm.data.corpora import Corpus
-from vlhmm.hmm import Kept
+from vlhmm.hmm import DropoutMask
 from vlhmm.training.e_step import TokenEvidence
 from vlhmm.training.run_folder import RunFolder
 
@@ -31,7 +31,7 @@ class TrainingHook(Protocol):
     def begin(self, trainer: Trainer) -> None:
         """Take what is needed of a run before its first step."""
 
-    def evidence(self, batches: Sequence[Batch], mask: Kept, step: int) -> TokenEvidence | None:
+    def evidence(self, batches: Sequence[Batch], mask: DropoutMask, step: int) -> TokenEvidence | None:
         """Evidence about the states of the batches' tokens in this step, if there is any."""
 
     def is_active_at(self, step: int) -> bool:

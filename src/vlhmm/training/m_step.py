@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlhmm.hmm import HMM, Kept, ModelPotentials
+from vlhmm.hmm import HMM, DropoutMask, ModelPotentials
 from vlhmm.inference import Counts
 from vlhmm.training.closed_form import maximize
 from vlhmm.training.config import TrainingConfig
@@ -42,7 +42,7 @@ class MStep:
         """The weights to evaluate and to save: the averaged ones if there are any."""
         return self.average if self.average is not None else dict(self.hmm.named_parameters())
 
-    def take(self, potentials: ModelPotentials, mask: Kept, expected: Expectation, step: int, rate: float) -> None:
+    def take(self, potentials: ModelPotentials, mask: DropoutMask, expected: Expectation, step: int, rate: float) -> None:
         """Update the parameters from expected counts; `potentials` are those of the E-step under the same mask."""
         settings = self.settings
         if settings.optimizer == "closed-form":

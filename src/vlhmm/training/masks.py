@@ -5,22 +5,22 @@ import torch
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.components.chain_inputs import FilterState
 from vlhmm.components.dropout import sample_columns, sample_features, sample_kept, slots_of_columns
-from vlhmm.hmm import HMM, Kept
+from vlhmm.hmm import HMM, DropoutMask
 from vlhmm.training.config import TrainingConfig
 from vlhmm.training.plan import generator_for
 
 
-def sample_mask(hmm: HMM, blocks: Blocks, settings: TrainingConfig, step: int) -> Kept:
+def sample_mask(hmm: HMM, blocks: Blocks, settings: TrainingConfig, step: int) -> DropoutMask:
     """Draw the states that a step keeps, and the coordinates of their embeddings: a function of (seed, step)."""
     device = hmm.num_alive.device
-    mask, dropout = Kept(), settings.state_dropout
+    mask, dropout = DropoutMask(), settings.state_dropout
     generator = generator_for(settings.seed, "dropout", step)
     if dropout and not blocks.partition:
         columns = sample_columns(hmm.states_of_group, blocks.num_states, dropout, generator).to(device)
-        mask = Kept(*slots_of_columns(hmm.states_of_group, columns), columns=columns)
+        mask = DropoutMask(*slots_of_columns(hmm.states_of_group, columns), columns=columns)
     elif dropout:
         slots, alive = sample_kept(hmm.num_alive, blocks.states_per_group, dropout, generator)
-        mask = Kept(slots=slots, num_alive=alive)
+        mask = DropoutMask(slots=slots, num_alive=alive)
     if settings.embedding_dropout:
         num_blocks, num_states = hmm.embedding.state.shape[:2]
         if mask.slots is not None and blocks.partition:
@@ -31,7 +31,7 @@ def sample_mask(hmm: HMM, blocks: Blocks, settings: TrainingConfig, step: int) -
     return mask
 
 
-def expand_carry(carry: FilterState | None, mask: Kept, states_per_block: int) -> FilterState | None:
+def expand_carry(carry: FilterState | None, mask: DropoutMask, states_per_block: int) -> FilterState | None:
     """Spread a carried posterior over all slots of its block; dropped slots have probability zero."""
     if carry is None or mask.slots is None:
         return carry
@@ -39,7 +39,7 @@ def expand_carry(carry: FilterState | None, mask: Kept, states_per_block: int) -
     return FilterState(carry.group, alpha.scatter_(1, mask.slots[carry.group.clamp(min=0)], carry.alpha))
 
 
-def reduce_carry(carry: FilterState | None, mask: Kept) -> FilterState | None:
+def reduce_carry(carry: FilterState | None, mask: DropoutMask) -> FilterState | None:
     """Condition a carried posterior on the states kept now; uniform where none of its states was kept.
 
     Masks differ from step to step, so a segment of a stream begins in states its predecessor may not have had.

@@ -22,7 +22,7 @@ from vlhmm.data.batches import Batch
 from vlhmm.data.corpora import Corpus
 from vlhmm.errors import TrainingError
 from vlhmm.evaluation.perplexity import perplexity
-from vlhmm.hmm import Kept
+from vlhmm.hmm import DropoutMask
 from vlhmm.malloc import kept_memory
 from vlhmm.training.calibration import calibrate
 from vlhmm.training.checkpoint import Progress, restore_checkpoint, save_checkpoint
@@ -194,7 +194,7 @@ class Trainer:
             self._epoch = (epoch, self.plan(epoch))
         return self.ranks.share(self._epoch[1][index])
 
-    def mask(self) -> Kept:
+    def mask(self) -> DropoutMask:
         """The dropout mask of the next step."""
         return sample_mask(self.hmm, self.blocks, self.settings, self.at.step)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vlhmm import inference
 from vlhmm.data.batches import Batch
-from vlhmm.hmm import Kept
+from vlhmm.hmm import DropoutMask
 from vlhmm.inference import Chain, ChannelCounts, ChannelPotentials, Counts, Forward, Potentials
 from vlhmm.training.distillation.teacher import Teacher
 
@@ -31,7 +31,7 @@ class DistillationTargets(NamedTuple):
     """What one E-step takes of a teacher: `TokenEvidence` for it."""
 
     evidence: list[Evidence]  # for each of its chains, padding included
-    kept: Kept
+    kept: DropoutMask
     weight: float
 
     @property
@@ -62,7 +62,7 @@ class DistillationTargets(NamedTuple):
 
 
 def evidence_for_kept(
-    evidence: Evidence, group: Int[Tensor, " token"], kept: Kept, dtype: torch.dtype
+    evidence: Evidence, group: Int[Tensor, " token"], kept: DropoutMask, dtype: torch.dtype
 ) -> Float[Tensor, "token kept"]:
     """Log evidence for the kept states alone; the likeliest of them has 0."""
     if kept.slots is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vlhmm.data.batches import Batch
 from vlhmm.data.corpora import Corpus
 from vlhmm.errors import ConfigError
-from vlhmm.hmm import Kept
+from vlhmm.hmm import DropoutMask
 from vlhmm.training.config import RunConfig, TrainingConfig
 from vlhmm.training.distillation.evidence import (
     Clusters,
@@ -80,7 +80,7 @@ class Distillation:
         """Whether the teacher's evidence has any weight in that step."""
         return guide_weight_at(self.settings, step, self.trainer.total_steps) > 0
 
-    def evidence(self, batches: Sequence[Batch], mask: Kept, step: int) -> DistillationTargets | None:
+    def evidence(self, batches: Sequence[Batch], mask: DropoutMask, step: int) -> DistillationTargets | None:
         """What the teacher says about the batches' tokens; None when its time is over."""
         weight = guide_weight_at(self.settings, step, self.trainer.total_steps)
         if not weight:
