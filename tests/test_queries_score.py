@@ -17,7 +17,7 @@ from query_models import MANY, REAL, ids_of, models, real_model, texts
 from vlhmm.errors import QueryError
 from vlhmm.queries.decode import posteriors
 from vlhmm.queries.next_word import next_distribution, next_word
-from vlhmm.queries.prefix import begin, state_from_json
+from vlhmm.queries.prefix import begin, prefix_from_json
 from vlhmm.queries.sample import sample, sample_streams
 from vlhmm.queries.score import score, score_lines, token_scores
 
@@ -90,7 +90,7 @@ def test_states_are_values(model, data):
         assert kept.step(word) == state  # the old one is still what it was
     assert_allclose(state.log_prob, log(oracle.string_probability(judged(model), ids)), **EXACT)
     assert state.num_words == len(words)
-    back = state_from_json(model, state.to_json())
+    back = prefix_from_json(model, state.to_json())
     assert back == state and back.alpha.tobytes() == state.alpha.tobytes()
     if state.log_prob > -math.inf:
         assert_allclose(state.distribution().probabilities, oracle.next_word(judged(model), ids), **EXACT)
@@ -105,12 +105,12 @@ def test_states_refuse_what_is_not_theirs():
     model, other = random_model(0), random_model(1, num_groups=3)
     line = begin(model).step("a").to_json()
     with pytest.raises(QueryError, match="another model"):
-        state_from_json(other, line)
+        prefix_from_json(other, line)
     with pytest.raises(QueryError, match="not a state"):
-        state_from_json(model, "{}")
+        prefix_from_json(model, "{}")
     damaged = json.loads(line) | {"alpha": ["0x1p0"]}
     with pytest.raises(QueryError, match="damaged"):
-        state_from_json(model, json.dumps(damaged))
+        prefix_from_json(model, json.dumps(damaged))
     with pytest.raises(ValueError, match="read-only"):
         begin(model).step("a").alpha[0] = 1
 

@@ -33,7 +33,7 @@ from vlhmm.queries.decode import Decoding, Posteriors, decode, posteriors
 from vlhmm.queries.infill import BestFill, Fill, GapDistribution, Infilling, Scope, prepare
 from vlhmm.queries.information import Divergence, Estimate, entropy_rate, kl_on_text, phrase_probability
 from vlhmm.queries.next_word import WordDistribution, WordProbability, next_distribution, next_word
-from vlhmm.queries.prefix import State, begin
+from vlhmm.queries.prefix import Prefix, begin
 from vlhmm.queries.sample import Sample, sample
 from vlhmm.queries.score import TokenScore, score, token_scores
 from vlhmm.queries.word_posterior import Surprise, spot, word_posterior, word_posteriors
@@ -295,7 +295,7 @@ class HMMLanguageModel:
 
     # ---- the next word
 
-    def begin(self) -> State:
+    def begin(self) -> Prefix:
         """Return the position before the first word: a value with `.step(word)` and `.next_word(top_k)`.
 
         Example:
@@ -515,7 +515,7 @@ class HMMLanguageModel:
         """
         return word_posteriors(self, text, eos, allow_eos, memory)
 
-    def surprisal(self, text: Words, top_k: int = 5, eos: bool = True, before: State | None = None) -> list[Surprise]:
+    def surprisal(self, text: Words, top_k: int = 5, eos: bool = True, before: Prefix | None = None) -> list[Surprise]:
         """Return the words of a text with -log p(word | all other words), least expected first.
 
         Args:
@@ -542,7 +542,7 @@ class HMMLanguageModel:
         k: int = 1,
         eos: bool = True,
         eos_state: Literal["max", "sum"] = "max",
-        before: State | None = None,
+        before: Prefix | None = None,
     ) -> list[Decoding]:
         """Return the k most probable state paths, or the most probable state of each word.
 
@@ -567,7 +567,7 @@ class HMMLanguageModel:
         """
         return decode(self, text, method, k, eos, eos_state=eos_state, before=before)
 
-    def posteriors(self, text: Words, eos: bool = True, before: State | None = None) -> Posteriors:
+    def posteriors(self, text: Words, eos: bool = True, before: Prefix | None = None) -> Posteriors:
         """Return the filter p(z_t | x_<=t) and the smoother p(z_t | x) of every word. O(T K^2).
 
         Args:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from vlhmm.cli.numbers import count
 from vlhmm.cli.options import (
-    Answers,
-    Logs,
+    LogBase,
+    ResultWriter,
     add_log_base,
     load_model,
     memory_of,
@@ -20,7 +20,7 @@ from vlhmm.cli.options import (
 from vlhmm.errors import DataError, VlhmmError
 
 if TYPE_CHECKING:
-    from vlhmm.queries.prefix import State
+    from vlhmm.queries.prefix import Prefix
 
 EPILOG = """\
 FILE is a text, one sentence a line; standard input without it. Text output has CoNLL columns, a blank line
@@ -95,11 +95,11 @@ def run(args: argparse.Namespace) -> int:
     if args.summary and not args.gold:
         raise ConfigError("--summary shows the measures of --gold; give a file of tags")
     model = load_model(args)
-    logs = Logs(args)
+    logs = LogBase(args)
     gold = read_lines(args.gold) if args.gold else None
     counts = TagCounts()
     before = begin(model) if model.rule == "carry" else None
-    with Answers("none" if args.summary else args.format) as answer:
+    with ResultWriter("none" if args.summary else args.format) as answer:
         for number, words in enumerate(read_lines(args.file, model.vocabulary.split), start=1):
             tags = _tags(gold, args.gold, number, words) if gold is not None else None
             try:
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         measures = counts.scores()._asdict()
         shown = "  ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v:,}" for k, v in measures.items())
         if args.summary:
-            Answers(args.format, single=True)({"method": args.method, **measures}, shown)
+            ResultWriter(args.format, single=True)({"method": args.method, **measures}, shown)
         else:
             note_to(args.quiet)(shown)
     return 0
@@ -136,7 +136,7 @@ def _tags(gold: Iterator[list[str]], name: str, number: int, words: list[str]) -
     return tags
 
 
-def _sentence(model: Any, words: list[str], args: argparse.Namespace, before: State | None) -> list[dict[str, Any]]:
+def _sentence(model: Any, words: list[str], args: argparse.Namespace, before: Prefix | None) -> list[dict[str, Any]]:
     """The decodings of one sentence, best first: words, states, groups, probabilities, log_prob, eos_state, top."""
     from vlhmm.queries.decode import decode, posteriors
 
@@ -183,7 +183,7 @@ def _sentence(model: Any, words: list[str], args: argparse.Namespace, before: St
 
 
 def _record(
-    number: int, rank: int, decoding: dict, tags: list[str] | None, logs: Logs, args: argparse.Namespace
+    number: int, rank: int, decoding: dict, tags: list[str] | None, logs: LogBase, args: argparse.Namespace
 ) -> dict:
     record = {
         "line": number,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vlhmm.cli.options import Answers, load_model, note_to, query_parser
+from vlhmm.cli.options import ResultWriter, load_model, note_to, query_parser
 
 EPILOG = """\
 The dense matrices: start (S,), transition (S, S), emission (S, V). They are large (2^15 states: over 5 GB),
@@ -55,5 +55,5 @@ def run(args: argparse.Namespace) -> int:
         note("the model starts afresh after every <eos>; the matrices describe one sentence")
     written = export(model, args.out, args.kind)
     record = {"out": str(written.path), "kind": written.kind, "bytes": written.num_bytes, "rule": model.rule}
-    Answers(args.format, single=True)(record, f"{written.path}\t{written.kind}\t{written.num_bytes:,} bytes")
+    ResultWriter(args.format, single=True)(record, f"{written.path}\t{written.kind}\t{written.num_bytes:,} bytes")
     return 0

@@ -8,8 +8,8 @@ from typing import Any
 
 from vlhmm.cli.numbers import count
 from vlhmm.cli.options import (
-    Answers,
-    Logs,
+    LogBase,
+    ResultWriter,
     add_constraint_options,
     add_log_base,
     constraint_of,
@@ -70,10 +70,10 @@ def run(args: argparse.Namespace) -> int:
 
     constraint = constraint_of(args)
     model = load_model(args)
-    logs, note = Logs(args), note_to(args.quiet)
+    logs, note = LogBase(args), note_to(args.quiet)
     several = args.text == "-"
     single = not several and args.mode != "sample"
-    with Answers(args.format, single) as answer:
+    with ResultWriter(args.format, single) as answer:
         for number, words in texts_of(args.text, lambda text: model.vocabulary.split_around(text, MASK)):
             note_oov(note, model.vocabulary, words)
             try:
@@ -88,18 +88,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _sample(args: argparse.Namespace, ready: Any, logs: Logs, about: dict, answer: Answers) -> None:
+def _sample(args: argparse.Namespace, ready: Any, logs: LogBase, about: dict, answer: ResultWriter) -> None:
     for fill in ready.sample(args.n, args.seed):
         _fill(ready, fill, "sample", {"seed": args.seed}, logs, about, answer)
 
 
-def _best(args: argparse.Namespace, ready: Any, logs: Logs, about: dict, answer: Answers) -> None:
+def _best(args: argparse.Namespace, ready: Any, logs: LogBase, about: dict, answer: ResultWriter) -> None:
     best = ready.best()
     more = {} if best.log_prob_path is None else {"path_log_prob": logs(best.log_prob_path)}
     _fill(ready, best.fill, best.criterion, more, logs, about, answer)
 
 
-def _fill(ready: Any, fill: Any, exact: str, more: dict, logs: Logs, about: dict, answer: Answers) -> None:
+def _fill(ready: Any, fill: Any, exact: str, more: dict, logs: LogBase, about: dict, answer: ResultWriter) -> None:
     record = {
         "text": fill.text,
         "gaps": [ready.model.vocabulary.join(words) for words in fill.gaps],
@@ -115,7 +115,7 @@ def _fill(ready: Any, fill: Any, exact: str, more: dict, logs: Logs, about: dict
     )
 
 
-def _marginals(args: argparse.Namespace, ready: Any, logs: Logs, about: dict, answer: Answers) -> None:
+def _marginals(args: argparse.Namespace, ready: Any, logs: LogBase, about: dict, answer: ResultWriter) -> None:
     gaps, lines = [], []
     for number, gap in enumerate(ready.marginals(), start=1):
         lengths = []

@@ -8,8 +8,8 @@ from typing import Any
 from vlhmm.cli.common import token_progress
 from vlhmm.cli.numbers import count
 from vlhmm.cli.options import (
-    Answers,
-    Logs,
+    LogBase,
+    ResultWriter,
     add_log_base,
     load_model,
     memory_of,
@@ -67,12 +67,12 @@ def run(args: argparse.Namespace) -> int:
         }
         raise ConfigError(f"{args.what} takes {wanted[args.what]}, got {' '.join(args.operands) or 'nothing'}")
     model = load_model(args)
-    with Answers(args.format, single=True) as answer:
-        {"entropy": _entropy, "phrase": _phrase, "kl": _kl}[args.what](args, model, Logs(args), answer)
+    with ResultWriter(args.format, single=True) as answer:
+        {"entropy": _entropy, "phrase": _phrase, "kl": _kl}[args.what](args, model, LogBase(args), answer)
     return 0
 
 
-def _entropy(args: argparse.Namespace, model: Any, logs: Logs, answer: Answers) -> None:
+def _entropy(args: argparse.Namespace, model: Any, logs: LogBase, answer: ResultWriter) -> None:
     from vlhmm.queries.information import entropy_rate
 
     found = entropy_rate(model, args.streams, args.tokens, args.seed)
@@ -94,7 +94,7 @@ def _entropy(args: argparse.Namespace, model: Any, logs: Logs, answer: Answers) 
     )
 
 
-def _phrase(args: argparse.Namespace, model: Any, logs: Logs, answer: Answers) -> None:
+def _phrase(args: argparse.Namespace, model: Any, logs: LogBase, answer: ResultWriter) -> None:
     from vlhmm.queries.information import phrase_probability
 
     phrase = " ".join(args.operands)
@@ -114,7 +114,7 @@ def _phrase(args: argparse.Namespace, model: Any, logs: Logs, answer: Answers) -
     answer(record, [f"# tokens\texact p({phrase!r} occurs in them)", *lines])
 
 
-def _kl(args: argparse.Namespace, model: Any, logs: Logs, answer: Answers) -> None:
+def _kl(args: argparse.Namespace, model: Any, logs: LogBase, answer: ResultWriter) -> None:
     from vlhmm.data.text import read_lines
     from vlhmm.queries.information import kl_on_text
 

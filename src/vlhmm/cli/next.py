@@ -7,8 +7,8 @@ from typing import Any
 
 from vlhmm.cli.numbers import count
 from vlhmm.cli.options import (
-    Answers,
-    Logs,
+    LogBase,
+    ResultWriter,
     add_log_base,
     load_model,
     note_oov,
@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.queries.left_to_right import next_distribution
 
     model = load_model(args, any_kind=True)
-    logs, note = Logs(args), note_to(args.quiet)
+    logs, note = LogBase(args), note_to(args.quiet)
     several = args.context == "-"
-    with Answers(args.format, single=not several) as answer:
+    with ResultWriter(args.format, single=not several) as answer:
         for number, words in texts_of(args.context, model.vocabulary.split):
             note_oov(note, model.vocabulary, words)
             try:

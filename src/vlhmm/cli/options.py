@@ -141,7 +141,7 @@ def note_oov(note: Callable[[str], None], vocabulary: Any, words: Sequence[str])
         note(f"{len(unknown)} words beyond the vocabulary are read as <unk>: {shown}")
 
 
-class Logs:
+class LogBase:
     """Log-probabilities in the base asked for; Python's are natural."""
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -159,13 +159,13 @@ class Logs:
         return f"{self(nats):.4f}"
 
 
-class Answers:
+class ResultWriter:
     """Prints answers as they come: lines of text, JSON lines, or one JSON array."""
 
     def __init__(self, kind: str, single: bool = False) -> None:
         self.kind, self.single, self.count = kind, single, 0
 
-    def __enter__(self) -> Answers:
+    def __enter__(self) -> ResultWriter:
         return self
 
     def __call__(self, record: dict[str, Any], text: str | Iterable[str]) -> None:
@@ -188,8 +188,8 @@ class Answers:
 
 
 __all__ = [
-    "Answers",
-    "Logs",
+    "ResultWriter",
+    "LogBase",
     "QueryError",
     "add_constraint_options",
     "add_log_base",

@@ -8,8 +8,8 @@ from typing import Any
 
 from vlhmm.cli.numbers import count, real
 from vlhmm.cli.options import (
-    Answers,
-    Logs,
+    LogBase,
+    ResultWriter,
     add_constraint_options,
     add_log_base,
     constraint_of,
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     model = load_model(args, any_kind=True)
     if constraint is not None and not has_hidden_states(model):
         raise ConfigError(without_states(model, args.run_folder, "a constrained sample"))
-    logs, note = Logs(args), note_to(args.quiet)
+    logs, note = LogBase(args), note_to(args.quiet)
     note_oov(note, model.vocabulary, model.vocabulary.split(args.prompt))
     about: dict[str, Any] = {}
     if constraint is not None:
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if not drawn[0].exact:
         note("temperature, top-k or top-p: these are not exact samples of the model")
-    with Answers(args.format) as answer:
+    with ResultWriter(args.format) as answer:
         for text in drawn:
             record: dict[str, Any] = {
                 "text": text.text,

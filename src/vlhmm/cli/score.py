@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vlhmm.cli.options import Answers, Logs, add_log_base, load_model, note_to, query_parser
+from vlhmm.cli.options import LogBase, ResultWriter, add_log_base, load_model, note_to, query_parser
 
 EPILOG = """\
 FILE is a text, one sentence a line (.gz too); standard input without it. Lines are answered as they come
@@ -43,10 +43,10 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.queries.left_to_right import score_lines
 
     model = load_model(args, any_kind=True)
-    logs = Logs(args)
+    logs = LogBase(args)
     sentences = tokens = oov = 0
     total = 0.0
-    with Answers(args.format) as answer:
+    with ResultWriter(args.format) as answer:
         for number, scored in enumerate(score_lines(model, read_lines(args.file, model.vocabulary.split)), start=1):
             record: dict[str, Any] = {
                 "line": number,

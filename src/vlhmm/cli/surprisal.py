@@ -7,7 +7,7 @@ import heapq
 from typing import Any
 
 from vlhmm.cli.numbers import count
-from vlhmm.cli.options import Answers, Logs, add_log_base, load_model, memory_of, on_line, query_parser
+from vlhmm.cli.options import LogBase, ResultWriter, add_log_base, load_model, memory_of, on_line, query_parser
 from vlhmm.errors import VlhmmError
 
 EPILOG = """\
@@ -54,10 +54,10 @@ def run(args: argparse.Namespace) -> int:
         if value is not None and value < 1:
             raise ConfigError(f"{name} {value}: expected at least 1")
     model = load_model(args)
-    logs = Logs(args)
+    logs = LogBase(args)
     before = begin(model) if model.rule == "carry" else None
     worst: list[tuple[float, int, int, Any]] = []  # a heap whose top is the most expected of those kept
-    with Answers(args.format) as answer:
+    with ResultWriter(args.format) as answer:
         for number, words in enumerate(read_lines(args.file, model.vocabulary.split), start=1):
             try:
                 found = spot(model, words, args.top_k, memory=memory_of(args), before=before) if words else []
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(number: int, surprise: Any, logs: Logs, answer: Answers) -> None:
+def _print(number: int, surprise: Any, logs: LogBase, answer: ResultWriter) -> None:
     record = {
         "line": number,
         "position": surprise.position + 1,  # as in the text output; in Python positions are indices, from 0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vlhmm.cli.numbers import count
-from vlhmm.cli.options import Answers, load_model, note_to, query_parser
+from vlhmm.cli.options import ResultWriter, load_model, note_to, query_parser
 
 EPILOG = """\
 The files of the run are checked against manifest.json first. Each check then compares two ways to one number that
@@ -56,5 +56,5 @@ def run(args: argparse.Namespace) -> int:
         f"bound {check.bound:.0e}  {check.cases:,} numbers"
         for check in checks
     ]
-    Answers(args.format, single=True)(record, [said, *lines, "all exact" if passed else "OUT OF BOUNDS"])
+    ResultWriter(args.format, single=True)(record, [said, *lines, "all exact" if passed else "OUT OF BOUNDS"])
     return 0 if passed else 1

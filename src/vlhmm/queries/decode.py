@@ -19,7 +19,7 @@ from vlhmm import inference
 from vlhmm.data.user_text import DEFAULT_MEMORY, encode_words, memory_check
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
-from vlhmm.queries.prefix import State
+from vlhmm.queries.prefix import Prefix
 from vlhmm.queries.sequence import Piece, piece_of
 from vlhmm.results import Result
 
@@ -58,7 +58,7 @@ def posteriors(
     text: str | Sequence[str],
     eos: bool = True,
     memory: float = DEFAULT_MEMORY,
-    before: State | None = None,
+    before: Prefix | None = None,
 ) -> Posteriors:
     """Filtered and smoothed posteriors of every word's state; that the text ends there is known, if `eos`."""
     distributions = model.distributions
@@ -81,7 +81,7 @@ def decode(
     eos: bool = True,
     memory: float = DEFAULT_MEMORY,
     eos_state: EosState = "max",
-    before: State | None = None,
+    before: Prefix | None = None,
 ) -> list[Decoding]:
     """The `k` best state paths, best first; or, by method "posterior", the most probable state of each word.
 
@@ -163,12 +163,12 @@ def _best_paths(
     return found
 
 
-def _first(ids: Sequence[int], before: State | None) -> Tensor | None:
+def _first(ids: Sequence[int], before: Prefix | None) -> Tensor | None:
     return None if before is None else before.first_states(ids[0])
 
 
 def _pieces(
-    distributions: HMMDistributions, ids: Sequence[int], eos: bool, memory: float, before: State | None
+    distributions: HMMDistributions, ids: Sequence[int], eos: bool, memory: float, before: Prefix | None
 ) -> tuple[Piece, Piece]:
     """(the chain of the words, the same with p(<eos> | z) of the last state z as part of the text)."""
     if not ids:

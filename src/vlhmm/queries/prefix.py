@@ -1,4 +1,4 @@
-"""The reader's position in a text as a value. Input: a model and words. Output: `State`, which can be kept,
+"""The reader's position in a text as a value. Input: a model and words. Output: `Prefix`, which can be kept,
 compared, hashed, copied by assignment and written down.
 
 After an <eos> under the rule "reset" nothing of the past matters: such a state has no group and no alpha.
@@ -25,7 +25,7 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class Prefix:
     r"""What a text so far leaves: $p(z_t | x_{\le t})$ on its last word's K states, and its
     log-probability."""
 
@@ -35,7 +35,7 @@ class State:
     log_prob: float  # nats; -inf after impossible words
     num_words: int  # read so far, <eos> included
 
-    def step(self, word: str | int) -> "State":
+    def step(self, word: str | int) -> "Prefix":
         """The state after one more word; a word beyond the vocabulary is read as <unk>."""
         vocabulary, distributions = self.model.vocabulary, self.model.distributions
         following = vocabulary.id_of.get(word, vocabulary.unk) if isinstance(word, str) else int(word)
@@ -47,11 +47,11 @@ class State:
         # An impossible past stays impossible, also across a fresh start: its alpha is zero.
         possible = log_prob > -math.inf
         if distributions.restarts(following):
-            return State(self.model, None, _frozen(np.zeros(0)), log_prob, self.num_words + 1)
+            return Prefix(self.model, None, _frozen(np.zeros(0)), log_prob, self.num_words + 1)
         alpha = arrive / total if possible else np.zeros_like(arrive)
-        return State(self.model, distributions.group(following), _frozen(alpha), log_prob, self.num_words + 1)
+        return Prefix(self.model, distributions.group(following), _frozen(alpha), log_prob, self.num_words + 1)
 
-    def read_line(self, words: Sequence[str]) -> "State":
+    def read_line(self, words: Sequence[str]) -> "Prefix":
         """The state after the words of a line and the <eos> at its end."""
         state = self
         for word in (*words, EOS):
@@ -95,7 +95,7 @@ class State:
         return (torch.tensor(self.alpha, device=tile.device) @ tile).cpu().numpy()
 
     def to_json(self) -> str:
-        """The state as one line of JSON; `state_from_json` reads it, exactly."""
+        """The state as one line of JSON; `prefix_from_json` reads it, exactly."""
         return json.dumps(
             {
                 "format": _FORMAT,
@@ -112,18 +112,18 @@ class State:
         return self.group, self.alpha.tobytes(), self.log_prob, self.num_words
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, State) and self.model is other.model and self._key() == other._key()
+        return isinstance(other, Prefix) and self.model is other.model and self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash(self._key())
 
 
-def begin(model: "HMMLanguageModel") -> State:
+def begin(model: "HMMLanguageModel") -> Prefix:
     """The state before the first word."""
-    return State(model, None, _frozen(np.zeros(0)), 0.0, 0)
+    return Prefix(model, None, _frozen(np.zeros(0)), 0.0, 0)
 
 
-def state_from_json(model: "HMMLanguageModel", line: str) -> State:
+def prefix_from_json(model: "HMMLanguageModel", line: str) -> Prefix:
     """The state that `to_json` wrote, for the model it was made with."""
     try:
         found = json.loads(line)
@@ -132,7 +132,7 @@ def state_from_json(model: "HMMLanguageModel", line: str) -> State:
         log_prob, num_words = float.fromhex(found["log_prob"]), int(found["num_words"])
         made_with = (found["format"], found["vocabulary"], found["states"])
     except (ValueError, KeyError, TypeError) as error:
-        raise QueryError(f"not a state written by this program ({error}); write it with State.to_json") from None
+        raise QueryError(f"not a prefix written by this program ({error}); write it with Prefix.to_json") from None
     distributions = model.distributions
     expected = (_FORMAT, len(model.vocabulary), distributions.num_states)
     if made_with != expected:
@@ -144,7 +144,7 @@ def state_from_json(model: "HMMLanguageModel", line: str) -> State:
     fits = group is None or 0 <= group < distributions.num_groups
     if not fits or len(alpha) != size or not np.isfinite(alpha).all() or (alpha < 0).any():
         raise QueryError(f"a state of group {group} has {size} probabilities, got {len(alpha)} numbers; it is damaged")
-    return State(model, group, _frozen(alpha), log_prob, num_words)
+    return Prefix(model, group, _frozen(alpha), log_prob, num_words)
 
 
 def _frozen(alpha: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from vlhmm.data.user_text import DEFAULT_MEMORY, encode_sentence, memory_check
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
 from vlhmm.queries.next_word import WordDistribution, WordProbability
-from vlhmm.queries.prefix import State
+from vlhmm.queries.prefix import Prefix
 from vlhmm.queries.sequence import forward
 from vlhmm.results import Result
 
@@ -61,7 +61,7 @@ def word_posteriors(
     eos: bool = True,
     allow_eos: bool = False,
     memory: float = DEFAULT_MEMORY,
-    before: State | None = None,
+    before: Prefix | None = None,
 ) -> Iterator[WordDistribution]:
     """The same for every place of the text, in order, given the text `before` too."""
     words, ids = encode_sentence(model.vocabulary, text, eos)
@@ -80,7 +80,7 @@ def spot(
     top_k: int = 5,
     eos: bool = True,
     memory: float = DEFAULT_MEMORY,
-    before: State | None = None,
+    before: Prefix | None = None,
 ) -> list[Surprise]:
     """The words of a text, the least expected first, each with the `top_k` words expected in its place."""
     words, ids = encode_sentence(model.vocabulary, text, eos)
@@ -108,7 +108,7 @@ def _distribution(model: "HMMLanguageModel", weights: np.ndarray) -> WordDistrib
 
 
 def _posteriors(
-    distributions: HMMDistributions, ids: list[int], places: list[int], allow_eos: bool, before: State | None
+    distributions: HMMDistributions, ids: list[int], places: list[int], allow_eos: bool, before: Prefix | None
 ) -> Iterator[np.ndarray]:
     """(V,) weights proportional to p(x_t = w | the rest), for each place t."""
     if not places:
