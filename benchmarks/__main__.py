@@ -170,7 +170,7 @@ def run_queries(args: argparse.Namespace, sizes: Any) -> int:
         note(f"an untrained model with the vocabulary of {what['corpus']}: it costs what a trained one does")
     found = bench_queries(model, seed=args.seed)
     row = {
-        **found, **what, "num_states": model.distributions.num_states, "num_blocks": model.tables.num_groups,
+        **found, **what, "num_states": model.distributions.num_states, "num_blocks": model.tables.num_blocks,
         "vocabulary": len(model.vocabulary), "seconds": round(time.monotonic() - began, 1),
         "machine": machine.describe(args.threads), "commit": machine.commit(),
     }  # fmt: skip

@@ -48,23 +48,23 @@ def few_sentences(text: Text, tokens: int) -> Text:
     return lines_of(text, lines[:enough])
 
 
-def plain_log_tiles(transition: Transition, from_group: Tensor, to_group: Tensor) -> Tensor:
+def plain_log_tiles(transition: Transition, from_block: Tensor, to_block: Tensor) -> Tensor:
     """log A[states of from][:, states of to], (P, K, K), by the definition, differentiable."""
     if isinstance(transition, BlockFactored | LowRank):
         if isinstance(transition, LowRank):
-            channels = transition.source[from_group][:, :, None] + transition.target[to_group][:, None]
+            channels = transition.source[from_block][:, :, None] + transition.target[to_block][:, None]
             scores = channels.logsumexp(-1)
         elif transition.logits is not None:
-            scores = transition.logits[from_group, to_group]
+            scores = transition.logits[from_block, to_block]
         else:
             assert transition.source is not None and transition.target is not None
-            scores = transition.source[from_group] @ transition.target[to_group].transpose(1, 2)
+            scores = transition.source[from_block] @ transition.target[to_block].transpose(1, 2)
         allowed = columns_to_log(transition.enterable, scores.dtype)
         if allowed is not None:
-            scores = scores + allowed[to_group][:, None]
-        return scores.log_softmax(-1) + transition.log_block[from_group, :, to_group][..., None]
-    groups, row_of_pair = from_group.unique(return_inverse=True)
-    states = transition.states_of_group[groups]
+            scores = scores + allowed[to_block][:, None]
+        return scores.log_softmax(-1) + transition.log_block[from_block, :, to_block][..., None]
+    blocks, row_of_pair = from_block.unique(return_inverse=True)
+    states = transition.states_of_block[blocks]
     if transition.logits is not None:
         scores = transition.logits[states]
     else:
@@ -73,7 +73,7 @@ def plain_log_tiles(transition: Transition, from_group: Tensor, to_group: Tensor
     allowed = columns_to_log(transition.enterable, scores.dtype)
     log_rows = (scores if allowed is None else scores + allowed).log_softmax(-1)  # (G', K, S)
     slots = torch.arange(states.shape[1], device=states.device)
-    columns = transition.states_of_group[to_group]
+    columns = transition.states_of_block[to_block]
     return log_rows[row_of_pair[:, None, None], slots[None, :, None], columns[:, None, :]]
 
 
@@ -99,7 +99,7 @@ def leaves(potentials: ModelPotentials, dtype: torch.dtype) -> tuple[ModelPotent
 
 
 def check_step(
-    potentials: ModelPotentials, batches: list[Batch], group_of_word: Tensor, num_groups: int
+    potentials: ModelPotentials, batches: list[Batch], block_of_word: Tensor, num_blocks: int
 ) -> dict[str, float]:
     """{log_likelihood, gradient}: how far a training step's E-step and gradient are from the twin's.
 
@@ -107,7 +107,7 @@ def check_step(
     entry of the gradient in the same table.
     """
     fast, fast_tables = leaves(potentials, potentials.log_emission.dtype)
-    prepared = prepare(batches, group_of_word, num_groups)
+    prepared = prepare(batches, block_of_word, num_blocks)
     expected = expectation(fast, prepared)
     expected_log_likelihood(fast, expected.counts, expected.pairs).backward()
 
@@ -145,16 +145,16 @@ def relative_difference(got: Tensor | None, expected: Tensor | None) -> float:
 def plain_token_scores(tables: HMMDistributions, text: Text) -> Tensor:
     """log p(x_t | x_<t) of every token, (N,), each line from the start, in log space and float64."""
     double = tables.double()
-    log_start, log_emission = double.start_of_group.log(), double.log_emission
+    log_start, log_emission = double.start_of_block.log(), double.log_emission
     scores = []
     for line in range(text.num_sentences):
         tokens = torch.from_numpy(text.sentence(line).astype(np.int64))[None]
         lengths = torch.tensor([tokens.shape[1]])
         restart = torch.zeros_like(tokens, dtype=torch.bool)
         restart[:, 0] = True
-        codes = pair_codes(double.group_of_word, double.num_groups, tokens, restart, torch.tensor([-1]))
-        known, pairs = distinct_pairs(codes, torch.ones_like(restart), double.num_groups)
-        chain = chain_of(double.group_of_word, tokens, lengths, codes, known)
+        codes = pair_codes(double.block_of_word, double.num_blocks, tokens, restart, torch.tensor([-1]))
+        known, pairs = distinct_pairs(codes, torch.ones_like(restart), double.num_blocks)
+        chain = chain_of(double.block_of_word, tokens, lengths, codes, known)
         log_tiles = plain_log_tiles(double.transition, *pairs)
         log_alpha = log_space.forward(*log_space.expand(log_start, log_emission, log_tiles, chain))
         log_prefix = log_alpha[0].logsumexp(-1)

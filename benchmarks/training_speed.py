@@ -76,7 +76,7 @@ class HMMTraining:
         with torch.no_grad():
             potentials = self.trainer.hmm.potentials(self.trainer.mask())
         batches = sentence_batches(text, 1 << 14)
-        return check_step(potentials, batches, self.trainer.group_of_word, self.blocks.num_groups)
+        return check_step(potentials, batches, self.trainer.block_of_word, self.blocks.num_blocks)
 
     def step(self) -> dict[str, Any]:
         """{seconds, tokens} of one step."""
@@ -92,11 +92,11 @@ class SoftmaxTraining(HMMTraining):
 
     def step(self) -> dict[str, Any]:
         """{seconds, tokens, flops, transition_flops} of one step."""
-        occurring = source_blocks(self.trainer.batches(), self.trainer.group_of_word)
+        occurring = source_blocks(self.trainer.batches(), self.trainer.block_of_word)
         kept = self.trainer.mask().slots
-        slots = self.blocks.states_per_group if kept is None else kept.shape[1]
+        slots = self.blocks.states_per_block if kept is None else kept.shape[1]
         parts = softmax_flops(
-            self.blocks.num_groups * slots,
+            self.blocks.num_blocks * slots,
             slots,
             occurring,
             self.settings["hidden_size"],
@@ -105,13 +105,13 @@ class SoftmaxTraining(HMMTraining):
         return {**super().step(), "flops": sum(parts.values()), "transition_flops": parts["transitions"]}
 
 
-def source_blocks(batches: list[Batch], group_of_word: Tensor) -> int:
+def source_blocks(batches: list[Batch], block_of_word: Tensor) -> int:
     """How many distinct blocks some token of these batches is left from: only their rows are needed."""
     left = []
     for batch in batches:
         live = torch.arange(batch.tokens.shape[1])[None] < batch.lengths[:, None]
         moves = live[:, 1:] & ~batch.restart[:, 1:]
-        left.append(group_of_word[batch.tokens[:, :-1][moves]])
+        left.append(block_of_word[batch.tokens[:, :-1][moves]])
     return len(torch.cat(left).unique())
 
 
@@ -156,7 +156,7 @@ class EMTraining(HMMTraining):
             "potentials_seconds": made - began,
             "estep_seconds": time.perf_counter() - made,
             "tokens": expected.tokens,
-            "pairs": len(prepared.pairs.from_group),
+            "pairs": len(prepared.pairs.from_block),
         }
 
     def step(self) -> dict[str, Any]:

@@ -15,44 +15,44 @@ WORDS = ("a", "b", "c", "d", "e", "f")
 class DenseDistributions(HMMDistributions):
     """`HMMDistributions` from start (S,), A (S, S) and O (S, V), by plain matrix products."""
 
-    def __init__(self, start, transition, emission, group_of_word, states_of_group, dtype=torch.float64):
+    def __init__(self, start, transition, emission, block_of_word, states_of_block, dtype=torch.float64):
         self.dtype, self.device = dtype, torch.device("cpu")
         self.matrices = (start, transition, emission)
         self.start = torch.tensor(start, dtype=dtype).double()
         self.A, self.O = (torch.tensor(m, dtype=dtype) for m in (transition, emission))
-        self.group_of_word = torch.tensor(group_of_word)
-        self.states_of_group = torch.tensor(states_of_group)
-        self.num_groups, self.states_per_group = self.states_of_group.shape
+        self.block_of_word = torch.tensor(block_of_word)
+        self.states_of_block = torch.tensor(states_of_block)
+        self.num_blocks, self.states_per_block = self.states_of_block.shape
         self.num_states, self.vocab_size = self.O.shape
         words = torch.arange(self.vocab_size)[:, None]
-        self.emission = self.O[self.states_of_group[self.group_of_word], words]
+        self.emission = self.O[self.states_of_block[self.block_of_word], words]
         self.emission_total = torch.ones(self.num_states, dtype=torch.float64)
         self._kept_tiles = OrderedDict()
 
     def double(self):
-        exact = DenseDistributions(*self.matrices, self.group_of_word.tolist(), self.states_of_group.tolist())
+        exact = DenseDistributions(*self.matrices, self.block_of_word.tolist(), self.states_of_block.tolist())
         return exact.under(self.rule, self.eos)
 
-    def _spread(self, groups, rows: Tensor) -> Tensor:
-        dense = rows.new_zeros(len(groups), self.num_states)
-        for i, group in enumerate(torch.as_tensor(groups).tolist()):
-            dense[i].index_add_(0, self.states_of_group[group], rows[i])
+    def _spread(self, blocks, rows: Tensor) -> Tensor:
+        dense = rows.new_zeros(len(blocks), self.num_states)
+        for i, block in enumerate(torch.as_tensor(blocks).tolist()):
+            dense[i].index_add_(0, self.states_of_block[block], rows[i])
         return dense
 
     def forward_step(self, alpha):
         return alpha.double() @ self.A.double()
 
-    def forward_step_from(self, groups, alpha):
-        return self._spread(groups, alpha.double()) @ self.A.double()
+    def forward_step_from(self, blocks, alpha):
+        return self._spread(blocks, alpha.double()) @ self.A.double()
 
     def backward_step(self, beta):
         return beta.double() @ self.A.T.double()
 
-    def backward_step_to(self, groups, beta):
-        return self._spread(groups, beta.double()) @ self.A.T.double()
+    def backward_step_to(self, blocks, beta):
+        return self._spread(blocks, beta.double()) @ self.A.T.double()
 
     def tile(self, g, g2):
-        return self.A[self.states_of_group[g]][:, self.states_of_group[g2]]
+        return self.A[self.states_of_block[g]][:, self.states_of_block[g2]]
 
     def tiles(self, sources, targets):
         return torch.stack([self.tile(g, g2) for g, g2 in zip(sources.tolist(), targets.tolist(), strict=True)])
@@ -84,7 +84,7 @@ class DenseModel:
 def random_model(
     seed: int,
     num_words: int = 3,
-    num_groups: int = 2,
+    num_blocks: int = 2,
     size: int = 2,
     kind: str = "partition",
     rule: str = "reset",
@@ -99,20 +99,20 @@ def random_model(
     vocabulary = Vocabulary((*WORDS[:num_words], "<unk>", "<eos>"))
     num_types = len(vocabulary)
     if kind == "uniform":
-        num_states = max(size, num_groups * size - 1)
-        group_of_word = np.arange(num_types)
-        states_of_group = np.stack([np.sort(random.choice(num_states, size, replace=False)) for _ in range(num_types)])
+        num_states = max(size, num_blocks * size - 1)
+        block_of_word = np.arange(num_types)
+        states_of_block = np.stack([np.sort(random.choice(num_states, size, replace=False)) for _ in range(num_types)])
     else:
-        num_groups = min(num_groups, num_types)
-        num_states = num_groups * size
-        group_of_word = np.concatenate(
-            [np.arange(num_groups), random.integers(num_groups, size=num_types - num_groups)]
+        num_blocks = min(num_blocks, num_types)
+        num_states = num_blocks * size
+        block_of_word = np.concatenate(
+            [np.arange(num_blocks), random.integers(num_blocks, size=num_types - num_blocks)]
         )
-        random.shuffle(group_of_word)
-        states_of_group = np.arange(num_states).reshape(num_groups, size)
+        random.shuffle(block_of_word)
+        states_of_block = np.arange(num_states).reshape(num_blocks, size)
     allowed = np.zeros((num_states, num_types), dtype=bool)
-    for word, group in enumerate(group_of_word):
-        allowed[states_of_group[group], word] = True
+    for word, block in enumerate(block_of_word):
+        allowed[states_of_block[block], word] = True
     emission = random.gamma(0.7, size=(num_states, num_types)) * allowed
     transition = random.gamma(0.7, size=(num_states, num_states))
     start = random.gamma(0.7, size=num_states)
@@ -123,7 +123,7 @@ def random_model(
         emission = np.where(thinned.sum(1, keepdims=True) > 0, thinned, emission)
     enterable = emission.sum(1) > 0  # under "uniform" a state may have no word
     if kind == "dead" and size > 1:
-        enterable[states_of_group[:-1, -1]] = False
+        enterable[states_of_block[:-1, -1]] = False
     transition *= enterable
     start *= enterable
     transition[transition.sum(1) == 0] = enterable
@@ -132,7 +132,7 @@ def random_model(
     start /= start.sum()
     emission /= np.where(emission.sum(1, keepdims=True) > 0, emission.sum(1, keepdims=True), 1)
     distributions = DenseDistributions(
-        start, transition, emission, group_of_word.tolist(), states_of_group.tolist(), dtype
+        start, transition, emission, block_of_word.tolist(), states_of_block.tolist(), dtype
     )
     return DenseModel(distributions, vocabulary, rule)
 

@@ -24,11 +24,11 @@ REAL = [(kind, rule) for i, kind in enumerate(KINDS) for rule in (RULES if i % 3
 
 @st.composite
 def models(draw, max_words: int = 3, rules: tuple[str, ...] = RULES) -> DenseModel:
-    """A random dense model: 1 to 3 states a block, dead slots, overlapping groups, exact zeros."""
+    """A random dense model: 1 to 3 states a block, dead slots, overlapping blocks, exact zeros."""
     return random_model(
         seed=draw(st.integers(0, 10_000)),
         num_words=draw(st.integers(1, max_words)),
-        num_groups=draw(st.integers(1, 3)),
+        num_blocks=draw(st.integers(1, 3)),
         size=draw(st.integers(1, 3)),
         kind=draw(st.sampled_from(("partition", "dead", "uniform", "zeros"))),
         rule=draw(st.sampled_from(rules)),

@@ -37,14 +37,14 @@ def partitions(draw):
 
 def test_a_partition_by_hand():
     blocks = Blocks.partition_of([1, 0, 1], num_blocks=2, states_per_block=3, num_alive=[2, 3])
-    assert blocks.states_of_group.tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert blocks.group_of_word.tolist() == [1, 0, 1]
+    assert blocks.states_of_block.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert blocks.block_of_word.tolist() == [1, 0, 1]
     assert (blocks.num_states, blocks.num_real_states) == (6, 5)
-    assert (blocks.vocab_size, blocks.num_groups, blocks.states_per_group) == (3, 2, 3)
+    assert (blocks.vocab_size, blocks.num_blocks, blocks.states_per_block) == (3, 2, 3)
     assert blocks.alive.tolist() == [[True, True, False], [True, True, True]]
-    order, sizes = blocks.words_by_group
+    order, sizes = blocks.words_by_block
     assert (order.tolist(), sizes.tolist()) == ([1, 0, 2], [1, 2])
-    assert blocks.words_of_group(1).tolist() == [0, 2]
+    assert blocks.words_of_block(1).tolist() == [0, 2]
     assert blocks.partition
 
 
@@ -52,20 +52,20 @@ def test_a_partition_without_num_alive_has_every_slot():
     blocks = Blocks.partition_of(np.array([0, 1], dtype=np.int32), 2, 4)
     assert blocks.num_alive.tolist() == [4, 4]
     assert blocks.num_real_states == blocks.num_states == 8
-    assert blocks.group_of_word.dtype == blocks.states_of_group.dtype == blocks.num_alive.dtype == np.int64
+    assert blocks.block_of_word.dtype == blocks.states_of_block.dtype == blocks.num_alive.dtype == np.int64
 
 
 def test_a_partition_does_not_share_memory_with_what_it_was_made_of():
     given_blocks = np.array([0, 1])
     blocks = Blocks.partition_of(given_blocks, 2, 1)
     given_blocks[0] = 1
-    assert blocks.group_of_word.tolist() == [0, 1]
+    assert blocks.block_of_word.tolist() == [0, 1]
 
 
 def test_no_constraint_is_one_block():
     blocks = Blocks.none(vocab_size=3, num_states=4)
-    assert blocks.group_of_word.tolist() == [0, 0, 0]
-    assert blocks.states_of_group.tolist() == [[0, 1, 2, 3]]
+    assert blocks.block_of_word.tolist() == [0, 0, 0]
+    assert blocks.states_of_block.tolist() == [[0, 1, 2, 3]]
     assert blocks.partition
 
 
@@ -79,18 +79,18 @@ def test_no_constraint_is_one_block():
 def test_uniform_gives_every_word_different_states_and_every_state_a_word(vocab_size, states_per_word, seed, data):
     num_states = data.draw(st.integers(states_per_word, vocab_size * states_per_word))
     blocks = Blocks.uniform(vocab_size, num_states, states_per_word, seed)
-    assert blocks.states_of_group.shape == (vocab_size, states_per_word)
-    assert blocks.group_of_word.tolist() == list(range(vocab_size))
-    for row in blocks.states_of_group.tolist():
+    assert blocks.states_of_block.shape == (vocab_size, states_per_word)
+    assert blocks.block_of_word.tolist() == list(range(vocab_size))
+    for row in blocks.states_of_block.tolist():
         assert row == sorted(set(row))
-    assert set(blocks.states_of_group.ravel().tolist()) == set(range(num_states))
+    assert set(blocks.states_of_block.ravel().tolist()) == set(range(num_states))
     assert not blocks.partition
     assert blocks.num_real_states == blocks.num_states == num_states
     assert blocks.equals(Blocks.uniform(vocab_size, num_states, states_per_word, seed))
 
 
 def test_uniform_draws_every_state_equally_often():
-    uses = np.bincount(Blocks.uniform(4_000, 16, 4, seed=1).states_of_group.ravel(), minlength=16)
+    uses = np.bincount(Blocks.uniform(4_000, 16, 4, seed=1).states_of_block.ravel(), minlength=16)
     expected = 4_000 * 4 / 16
     # chi-squared with 15 degrees of freedom: 37.7 is exceeded once in a thousand; the seed is fixed
     assert ((uses - expected) ** 2 / expected).sum() < 37.7

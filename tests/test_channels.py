@@ -15,7 +15,7 @@ LENGTHS = torch.tensor([6, 3, 0, 5])
 
 
 def tables(dtype):
-    """Random tables for every pair of groups; none of them normalized, which nothing here relies on."""
+    """Random tables for every pair of blocks; none of them normalized, which nothing here relies on."""
     generator = torch.Generator().manual_seed(4)
 
     def positive(*shape):
@@ -35,13 +35,13 @@ def tables(dtype):
 def chain_and_carry(dtype):
     """Ragged rows, one of them empty, a fresh start within one, and two that go on from a carried state."""
     generator = torch.Generator().manual_seed(5)
-    group = torch.randint(GROUPS, (4, 7), generator=generator)
-    edge = group[:, :-1] * GROUPS + group[:, 1:]
+    block = torch.randint(GROUPS, (4, 7), generator=generator)
+    edge = block[:, :-1] * GROUPS + block[:, 1:]
     edge[0, 3] = edge[1, 0] = -1
     live = torch.arange(6)[None] < LENGTHS[:, None]
     words = torch.randint(WORDS, (4, 6), generator=generator)
     carry = torch.rand(4, SLOTS, generator=generator, dtype=torch.float64).to(dtype)
-    return Chain(group[:, 1:].contiguous(), words, torch.where(live, edge, -1), LENGTHS), carry
+    return Chain(block[:, 1:].contiguous(), words, torch.where(live, edge, -1), LENGTHS), carry
 
 
 def counts_from_tiles(potentials, chain, carry):

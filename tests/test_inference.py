@@ -16,7 +16,7 @@ from vlhmm.inference import Chain, Counts, Potentials, log_space, numba_backend,
 EXACT = dict(rtol=1e-11, atol=1e-12)  # float64 sums of at most a few hundred products
 
 
-def random_chain(seed, batch=3, time=4, size=3, groups=2, words=3, tiles=3, sparse=False, dtype=torch.float64):
+def random_chain(seed, batch=3, time=4, size=3, blocks=2, words=3, tiles=3, sparse=False, dtype=torch.float64):
     """A random model and a ragged batch with fresh starts in the middle; a carry where a row begins by an edge."""
     draw = torch.Generator().manual_seed(seed)
 
@@ -26,11 +26,11 @@ def random_chain(seed, batch=3, time=4, size=3, groups=2, words=3, tiles=3, spar
             values *= torch.rand(*shape, generator=draw) < 0.7
         return (values / values.sum(-1, keepdim=True).clamp(min=1e-9)).to(dtype)
 
-    potentials = Potentials(table(groups, size), table(words, size), table(tiles, size, size))
+    potentials = Potentials(table(blocks, size), table(words, size), table(tiles, size, size))
     rows = (batch, time)
     edge_of = torch.randint(-1, tiles, rows, generator=draw)
     chain = Chain(
-        torch.randint(0, groups, rows, generator=draw),
+        torch.randint(0, blocks, rows, generator=draw),
         torch.randint(0, words, rows, generator=draw),
         edge_of,
         torch.randint(1, time + 1, (batch,), generator=draw),

@@ -88,12 +88,12 @@ def blocks_agree(listed, expected, model):
     if not model.distributions.blocks.partition:
         assert listed == []
         return
-    by_block = expected.reshape(model.distributions.num_groups, -1).sum(1)
+    by_block = expected.reshape(model.distributions.num_blocks, -1).sum(1)
     assert {entry.block: entry.probability for entry in listed} == pytest.approx(dict(enumerate(by_block)), **NEAR)
     in_order(listed)
     for entry in listed:
         members = [
-            w for w, g in zip(VOCABULARY.words, model.distributions.blocks.group_of_word, strict=True) if g == entry.block
+            w for w, g in zip(VOCABULARY.words, model.distributions.blocks.block_of_word, strict=True) if g == entry.block
         ]
         assert sorted(entry.words) == sorted(members)[:WORDS_SHOWN] or len(members) > WORDS_SHOWN
 
@@ -121,7 +121,7 @@ def test_usage_is_the_stationary_distribution_of_the_generated_text(kind, rule):
     assert usage.share.numpy() == pytest.approx(expected, **SETTLED)
     assert float(usage.share.sum()) == pytest.approx(1, abs=1e-12)
     if model.distributions.blocks.partition:
-        assert not usage.share.view_as(model.distributions.states_of_group)[~torch.from_numpy(model.distributions.blocks.alive)].any()
+        assert not usage.share.view_as(model.distributions.states_of_block)[~torch.from_numpy(model.distributions.blocks.alive)].any()
 
 
 @pytest.mark.parametrize("kind", ["paper", "block-factored", "uniform"])
@@ -197,8 +197,8 @@ def test_state_views_agree_with_the_joint_table(kind, rule):
         assert view.next_entropy == pytest.approx(entropy(ahead), **NEAR)
         assert view.previous_entropy == pytest.approx(entropy(behind), **NEAR)
         if model.distributions.blocks.partition:
-            assert divmod(z, model.distributions.states_per_group) == (view.block, view.slot)
-            of_block = u.reshape(model.distributions.num_groups, -1)[view.block].sum()
+            assert divmod(z, model.distributions.states_per_block) == (view.block, view.slot)
+            of_block = u.reshape(model.distributions.num_blocks, -1)[view.block].sum()
             assert view.share_of_block == pytest.approx(u[z] / of_block, **NEAR)
         else:
             assert (view.block, view.slot, view.share_of_block) == (None, None, None)
@@ -237,9 +237,9 @@ def test_word_views_agree_with_the_joint_table(kind, rule):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "uniform"])
 def test_block_views_agree_with_the_joint_table(kind, rule):
     model, inspector, u, joint = inspector_of(kind, rule)
-    emission, size = model.distributions.dense()[1].numpy(), model.distributions.states_per_group
+    emission, size = model.distributions.dense()[1].numpy(), model.distributions.states_per_block
     mass = u.reshape(-1, size)
-    for block in range(model.distributions.num_groups):
+    for block in range(model.distributions.num_blocks):
         view = inspector.block(block, top=100)
         own = np.arange(block * size, (block + 1) * size)
         assert view.usage == pytest.approx(mass[block].sum(), **NEAR)

@@ -30,13 +30,13 @@ def test_mass_is_kept_over_many_steps(kind):
     assert abs(float(alpha.sum()) - 1) < 1e-9
     assert float((beta - 1).abs().max()) < 1e-9
     assert abs(float(distributions.emit(alpha).sum()) - 1) < 1e-9
-    groups = list(range(distributions.num_groups))
+    blocks = list(range(distributions.num_blocks))
     inside = torch.full(
-        (len(groups), distributions.states_per_group), 1 / distributions.states_per_group, dtype=torch.float64
+        (len(blocks), distributions.states_per_block), 1 / distributions.states_per_block, dtype=torch.float64
     )
-    assert float((distributions.forward_step_from(groups, inside).sum(1) - 1).abs().max()) < 1e-9
+    assert float((distributions.forward_step_from(blocks, inside).sum(1) - 1).abs().max()) < 1e-9
     every = torch.ones(1, distributions.num_states, dtype=torch.float64)
-    assert all(float((distributions.backward_step_at(g, every) - 1).abs().max()) < 1e-9 for g in groups)
+    assert all(float((distributions.backward_step_at(g, every) - 1).abs().max()) < 1e-9 for g in blocks)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -31,8 +31,8 @@ def dense_by_definition(hmm, blocks, kept=None):
     """(π, A, O) of the (reduced) model as plain differentiable matrices, from its potentials, which `dense` judges."""
     potentials = hmm.potentials(kept)
     transition, size = potentials.transition, potentials.log_emission.shape[1]
-    num_states = blocks.num_states if not blocks.partition else blocks.num_groups * size
-    groups = blocks.states_of_group if not blocks.partition else np.arange(num_states).reshape(-1, size)
+    num_states = blocks.num_states if not blocks.partition else blocks.num_blocks * size
+    members = blocks.states_of_block if not blocks.partition else np.arange(num_states).reshape(-1, size)
     enterable = torch.ones(num_states, dtype=torch.bool)
     if transition.enterable is not None:
         enterable = transition.enterable.flatten()
@@ -41,7 +41,7 @@ def dense_by_definition(hmm, blocks, kept=None):
         for z in range(num_states):
             m, i = divmod(z, size)
             row = []
-            for to in range(blocks.num_groups):
+            for to in range(blocks.num_blocks):
                 if isinstance(transition, LowRank):
                     scores = (transition.target[to].exp() @ transition.source[m, i].exp()).log()
                 elif transition.logits is not None:
@@ -58,11 +58,11 @@ def dense_by_definition(hmm, blocks, kept=None):
         matrix = weights / weights.sum(1, keepdim=True)
     start = torch.zeros(num_states, dtype=matrix.dtype)
     emission = torch.zeros(num_states, blocks.vocab_size, dtype=matrix.dtype)
-    for word, group in enumerate(blocks.group_of_word):
-        for slot, state in enumerate(groups[group]):
+    for word, block in enumerate(blocks.block_of_word):
+        for slot, state in enumerate(members[block]):
             start = (
                 start.index_fill(0, torch.tensor(state), 0)
-                + torch.nn.functional.one_hot(torch.tensor(state), num_states) * potentials.log_start[group, slot].exp()
+                + torch.nn.functional.one_hot(torch.tensor(state), num_states) * potentials.log_start[block, slot].exp()
             )
             mark = torch.zeros_like(emission)
             mark[state, word] = 1
@@ -82,8 +82,8 @@ def log_likelihood_by_definition(dense, sentence):
 def test_parameters_become_the_model_that_the_formulas_say(kind):
     hmm, blocks = small_hmm(kind)
     weights = {name: parameter.detach().numpy() for name, parameter in hmm.named_parameters()}
-    states_of_word = [blocks.states_of_group[group].tolist() for group in blocks.group_of_word]
-    num_slots = blocks.states_per_group if blocks.partition else blocks.num_states
+    states_of_word = [blocks.states_of_block[block].tolist() for block in blocks.block_of_word]
+    num_slots = blocks.states_per_block if blocks.partition else blocks.num_states
     alive = np.ones(blocks.num_states, dtype=bool)
     if blocks.partition:
         alive = (np.arange(num_slots)[None] < blocks.num_alive[:, None]).ravel()
@@ -100,9 +100,9 @@ def keep(hmm, blocks, seed=3, dropout=0.5):
     generator = torch.Generator().manual_seed(seed)
     if not blocks.partition:
         return DropoutMask(
-            columns=sample_columns(torch.from_numpy(blocks.states_of_group), blocks.num_states, dropout, generator)
+            columns=sample_columns(torch.from_numpy(blocks.states_of_block), blocks.num_states, dropout, generator)
         )
-    slots, alive = sample_kept(hmm.num_alive, blocks.states_per_group, dropout, generator)
+    slots, alive = sample_kept(hmm.num_alive, blocks.states_per_block, dropout, generator)
     return DropoutMask(slots=slots, num_alive=alive)
 
 
@@ -125,17 +125,17 @@ def test_tables_equal_the_definition(kind):
     assert_close(tables.start, start, **EXACT)
     assert_close(dense_matrix, matrix, **EXACT)
     assert_close(dense_emission, emission, **EXACT)
-    groups = torch.from_numpy(blocks.states_of_group)
-    for a, b in itertools.product(range(blocks.num_groups), repeat=2):
-        assert_close(tables.tile(a, b), matrix[groups[a]][:, groups[b]], **EXACT)
+    members = torch.from_numpy(blocks.states_of_block)
+    for a, b in itertools.product(range(blocks.num_blocks), repeat=2):
+        assert_close(tables.tile(a, b), matrix[members[a]][:, members[b]], **EXACT)
     generator = torch.Generator().manual_seed(0)
     alpha = torch.rand(2, len(start), generator=generator, dtype=torch.float64)
     assert_close(tables.forward_step(alpha), alpha @ matrix, **EXACT)
     assert_close(tables.backward_step(alpha), alpha @ matrix.T, **EXACT)
     assert_close(tables.emit(alpha), alpha @ emission, **EXACT)
-    some = torch.tensor([blocks.num_groups - 1, 0])
-    part = torch.rand(2, groups.shape[1], generator=generator, dtype=torch.float64)
-    spread = torch.zeros(2, len(start), dtype=torch.float64).scatter_(1, groups[some], part)
+    some = torch.tensor([blocks.num_blocks - 1, 0])
+    part = torch.rand(2, members.shape[1], generator=generator, dtype=torch.float64)
+    spread = torch.zeros(2, len(start), dtype=torch.float64).scatter_(1, members[some], part)
     assert_close(tables.forward_step_from(some, part), spread @ matrix, **EXACT)
     assert_close(tables.backward_step_to(some, part), spread @ matrix.T, **EXACT)
     assert_close(tables.double().dense()[0], matrix, **EXACT)
@@ -143,7 +143,7 @@ def test_tables_equal_the_definition(kind):
 
 def without_dropped(hmm, kept):
     """The same states kept, of a model made of them alone."""
-    slots, num_alive = slots_of_columns(hmm.states_of_group, kept.columns)
+    slots, num_alive = slots_of_columns(hmm.states_of_block, kept.columns)
     return kept._replace(slots=slots, num_alive=num_alive)
 
 
@@ -170,7 +170,7 @@ def test_expected_counts_give_the_gradient_of_the_marginal_likelihood(kind, drop
     restart = torch.zeros(3, 5, dtype=torch.bool)
     restart[:, 0] = True
     batch = Batch(tokens, torch.tensor([len(s) for s in sentences]), restart, False)
-    prepared = prepare([batch], torch.from_numpy(blocks.group_of_word), blocks.num_groups)
+    prepared = prepare([batch], torch.from_numpy(blocks.block_of_word), blocks.num_blocks)
     hmm = hmm.to(dtype)
     exact = dtype == torch.float64
     close = dict(rtol=1e-8, atol=1e-10) if exact else dict(rtol=1e-3, atol=1e-4)
@@ -198,7 +198,7 @@ def test_blocks_of_few_states_are_moved_together_or_one_by_one(dropped, monkeypa
     hmm, blocks = small_hmm("paper")
     transition = hmm.potentials(keep(hmm, blocks) if dropped else None).transition
     pairs = torch.tensor([[0, 0, 1, 2, 2], [0, 2, 1, 0, 1]])
-    slots = transition.states_of_group.shape[1]
+    slots = transition.states_of_block.shape[1]
     counts = torch.rand(5, slots, slots, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = []
     for few, rows in ((16, 512), (0, 512), (16, slots), (0, slots)):
@@ -306,7 +306,7 @@ def test_dropout_keeps_shares_of_uneven_blocks():
 
 def test_zero_dropout_equals_none():
     hmm, blocks = small_hmm("block-factored-coded")
-    slots, alive = sample_kept(hmm.num_alive, blocks.states_per_group, 0.0, torch.Generator().manual_seed(0))
+    slots, alive = sample_kept(hmm.num_alive, blocks.states_per_block, 0.0, torch.Generator().manual_seed(0))
     with_mask = dense_by_definition(hmm, blocks, DropoutMask(slots=slots, num_alive=alive))
     for a, b in zip(with_mask, dense_by_definition(hmm, blocks), strict=True):
         assert_close(a, b, **EXACT)

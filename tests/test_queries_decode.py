@@ -154,7 +154,7 @@ def test_under_carry_a_line_is_decoded_given_the_lines_before(model, data):
 
 def test_best_fill_and_decode_agree_on_the_state_of_eos():
     """Both maximize over the state of <eos>: the best path of a filled text is the path that filled it."""
-    model = random_model(3, num_words=3, num_groups=3, size=3)
+    model = random_model(3, num_words=3, num_blocks=3, size=3)
     best = prepare(model, "a [MASK:2] b").best()
     path = decode(model, best.fill.text)[0]
     log_total = prepare(model, "a [MASK:2] b").log_evidence
@@ -182,7 +182,7 @@ def test_paths_are_hmmlearns(tmp_path):
 
 
 def test_spot_finds_the_least_expected():
-    model = random_model(1, num_words=4, num_groups=3)
+    model = random_model(1, num_words=4, num_blocks=3)
     words = "a b zzz c a".split()
     found = spot(model, words, top_k=2)
     assert [s.log_prob for s in found] == sorted(s.log_prob for s in found)

@@ -193,7 +193,7 @@ def test_every_parameterization(kind, rule):
     ("rule", "eos", "allow_eos"), [("reset", True, True), ("carry", False, True), ("reset", False, False)]
 )
 def test_edges(text, rule, eos, allow_eos):
-    model = random_model(9, num_words=2, num_groups=2, size=2, rule=rule)
+    model = random_model(9, num_words=2, num_blocks=2, size=2, rule=rule)
     case = Case(model, text, eos, allow_eos)
     check_totals(case, case.prepare())
 
@@ -208,7 +208,7 @@ def test_edges(text, rule, eos, allow_eos):
     ],
 )
 def test_fills_are_drawn_with_their_probabilities(text, kind, rule, allow_eos):
-    model = random_model(3, num_words=2, num_groups=2, size=2, kind=kind, rule=rule)
+    model = random_model(3, num_words=2, num_blocks=2, size=2, kind=kind, rule=rule)
     case = Case(model, text, allow_eos=allow_eos)
     table = case.fills()
     total = sum(table.values())
@@ -220,7 +220,7 @@ def test_fills_are_drawn_with_their_probabilities(text, kind, rule, allow_eos):
 
 
 def test_ten_thousand_constrained_texts_satisfy_the_constraint():
-    model = random_model(7, num_words=4, num_groups=3, size=2)
+    model = random_model(7, num_words=4, num_blocks=3, size=2)
     a, b, c = ids_of(model, "a b c".split())
     constraint = must_contain("a b", "c") & must_not("c c") & length(3, 6)
 
@@ -236,7 +236,7 @@ def test_ten_thousand_constrained_texts_satisfy_the_constraint():
 
 @pytest.mark.parametrize("rule", ["reset", "carry"])
 def test_constrained_texts_are_drawn_with_their_probabilities(rule):
-    model = random_model(8, num_words=2, num_groups=2, size=2, rule=rule)
+    model = random_model(8, num_words=2, num_blocks=2, size=2, rule=rule)
     (a,) = ids_of(model, ["a"])
     case = Case(
         model,
@@ -283,7 +283,7 @@ def test_malformed_gaps_are_refused(text, what):
 
 
 def test_memory_is_predicted_before_it_is_taken():
-    model = random_model(0, num_groups=3, size=3)
+    model = random_model(0, num_blocks=3, size=3)
     wanted = must_contain("a b", "b a") & length(0, 40)
     with pytest.raises(QueryError, match=r"automaton of \d+ states over 9 model states would take"):
         prepare(model, "[MASK:0-40]", wanted, memory=1000)

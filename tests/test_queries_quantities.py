@@ -62,7 +62,7 @@ def test_phrases_ask_for_something():
 @given(model=models(max_words=2), seed=st.integers(0, 100), data=st.data())
 def test_divergence_along_a_text(model, seed, data):
     words = data.draw(st.lists(st.sampled_from(model.vocabulary.words), min_size=1, max_size=3))
-    other = random_model(seed, num_words=len(model.vocabulary) - 2, num_groups=1, size=3, rule=model.rule)
+    other = random_model(seed, num_words=len(model.vocabulary) - 2, num_blocks=1, size=3, rule=model.rule)
     ids = ids_of(model, words) + [model.vocabulary.eos]
     ours, theirs = judged(model), judged(other)
     if oracle.string_probability(ours, ids) == 0:
@@ -186,7 +186,7 @@ def test_ctrl_g_may_fill_a_text_up_with_eos(tmp_path_factory, model, data, paddi
 
 
 def test_hmmlearn_arrays_are_distributions(tmp_path):
-    model = random_model(2, kind="uniform", num_words=2, num_groups=3, size=2)
+    model = random_model(2, kind="uniform", num_words=2, num_blocks=3, size=2)
     export(model, tmp_path / "h.npz", "hmmlearn")
     with np.load(tmp_path / "h.npz", allow_pickle=False) as file:
         for name in ("startprob_", "transmat_", "emissionprob_"):
@@ -232,7 +232,7 @@ BREAKS = {
 
 @pytest.mark.parametrize("what", [*BREAKS, "emit", "tiles", "retreat", "double"])
 def test_a_broken_model_is_found_out(what):
-    model = random_model(4, num_words=4, num_groups=3, size=3)
+    model = random_model(4, num_words=4, num_blocks=3, size=3)
     distributions = model.distributions
     assert all(check.passed for check in verify(model))
     if what in BREAKS:
@@ -242,12 +242,12 @@ def test_a_broken_model_is_found_out(what):
     elif what == "tiles":
         distributions._kept_tiles.clear()
         distributions.tile = lambda g, g2: (
-            distributions.A[distributions.states_of_group[g]][:, distributions.states_of_group[g2]] * 1.01
+            distributions.A[distributions.states_of_block[g]][:, distributions.states_of_block[g2]] * 1.01
         )
     elif what == "retreat":
         distributions.backward_step = lambda beta: (beta @ distributions.A.T) * 1.02
     else:
-        distributions.double = lambda: random_model(5, num_words=4, num_groups=3, size=3).distributions
+        distributions.double = lambda: random_model(5, num_words=4, num_blocks=3, size=3).distributions
         distributions.dtype = torch.float32
         distributions.A, distributions.O, distributions.emission = (
             distributions.A.float(),
@@ -259,7 +259,7 @@ def test_a_broken_model_is_found_out(what):
 
 def test_nan_is_never_exact(monkeypatch):
     monkeypatch.setattr("vlhmm.analysis.verify._sums", lambda model, texts: [0.0, math.nan, 0.0])
-    checks = verify(random_model(4, num_words=4, num_groups=3, size=3))
+    checks = verify(random_model(4, num_words=4, num_blocks=3, size=3))
     assert [check.name for check in checks if not check.passed] == ["next words sum to one"]
 
 

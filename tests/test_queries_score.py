@@ -102,7 +102,7 @@ def test_states_are_values(model, data):
 
 
 def test_states_refuse_what_is_not_theirs():
-    model, other = random_model(0), random_model(1, num_groups=3)
+    model, other = random_model(0), random_model(1, num_blocks=3)
     line = begin(model).step("a").to_json()
     with pytest.raises(QueryError, match="another model"):
         prefix_from_json(other, line)
@@ -131,7 +131,7 @@ def test_lines_carry_or_reset(model, data):
 
 @pytest.mark.parametrize("rule", ["reset", "carry"])
 def test_long_texts_are_read_in_chunks(rule, monkeypatch):
-    model = random_model(12, num_words=3, num_groups=2, size=2, rule=rule)
+    model = random_model(12, num_words=3, num_blocks=2, size=2, rule=rule)
     words = "a b <eos> c zzz a c <eos> b a".split()
     ids = ids_of(model, words)
     monkeypatch.setattr("vlhmm.queries.sequence._CHUNK_BYTES", 8 * 4 * 3)  # three words a chunk
@@ -162,7 +162,7 @@ def all_texts(model, max_tokens, prompt=()):
 @pytest.mark.parametrize("prompt", ["", "a", "a <eos>", "zzz b"])
 @pytest.mark.parametrize(("kind", "rule"), [("partition", "reset"), ("uniform", "carry"), ("dead", "carry")])
 def test_samples_agree_with_their_probabilities(kind, rule, prompt):
-    model = random_model(5, num_words=2, num_groups=2, size=2, kind=kind, rule=rule)
+    model = random_model(5, num_words=2, num_blocks=2, size=2, kind=kind, rule=rule)
     expected = all_texts(model, 3, prompt.split())
     assert_allclose(sum(expected.values()), 1, rtol=1e-12)
     drawn = sample(model, 4000, prompt, max_tokens=3, seed=11)

@@ -147,15 +147,15 @@ def step_of(kind):
     batch = Batch(tokens, torch.tensor([5, 4]), restart, continues=False)
     with torch.no_grad():
         potentials = hmm.potentials()
-    return potentials, [batch], torch.from_numpy(blocks.group_of_word), blocks.num_groups
+    return potentials, [batch], torch.from_numpy(blocks.block_of_word), blocks.num_blocks
 
 
 @pytest.mark.parametrize(("kind", "transition"), [("paper", Softmax), ("block-factored", BlockFactored)])
 def test_a_wrong_tile_is_refused(kind, transition, monkeypatch):
     right = transition.tiles
 
-    def wrong(self, from_group, to_group, out=None):
-        tiles = right(self, from_group, to_group, out)
+    def wrong(self, from_block, to_block, out=None):
+        tiles = right(self, from_block, to_block, out)
         tiles[0] *= 1.02
         return tiles
 
@@ -220,8 +220,8 @@ def test_blocks_left_from_are_those_before_another_token():
     tokens = torch.tensor([[2, 3, 0, 0], [2, 2, 4, 5]])
     restart = torch.tensor([[True, False, False, False], [True, False, False, True]])
     batch = Batch(tokens, torch.tensor([3, 4]), restart, continues=False)
-    group_of_word = torch.tensor([0, 1, 2, 3, 4, 5])
-    assert source_blocks([batch], group_of_word) == 2  # 2 and 3; 0 ends its row, after 4 it starts afresh
+    block_of_word = torch.tensor([0, 1, 2, 3, 4, 5])
+    assert source_blocks([batch], block_of_word) == 2  # 2 and 3; 0 ends its row, after 4 it starts afresh
 
 
 def test_extrapolation_leans_to_the_naive_side():
@@ -354,7 +354,7 @@ def test_material_comes_back_as_it_was(folder):
     assert np.array_equal(read.train.tokens, corpus.train.tokens) and read.vocabulary.words == corpus.vocabulary.words
     assert all(line[-1] == corpus.vocabulary.eos for line in map(read.train.sentence, range(5)))
     blocks = material.read_blocks(folder, 32, 8)
-    assert (blocks.num_groups, blocks.states_per_group) == (8, 4)
+    assert (blocks.num_blocks, blocks.states_per_block) == (8, 4)
     short = material.head(corpus.train, 100)
     assert short.num_tokens <= 100 and short.tokens[-1] == corpus.vocabulary.eos
 

@@ -52,14 +52,14 @@ class HMMDistributions:
         dtype = dtype or log_emission.dtype
         self.blocks, self.dtype, self.device = blocks, dtype, log_emission.device
         self.log_emission: Float[Tensor, "word slot"] = log_emission.to(dtype)
-        self.start_of_group: Float[Tensor, "group slot"] = potentials.log_start.detach().to(dtype).exp()
+        self.start_of_block: Float[Tensor, "block slot"] = potentials.log_start.detach().to(dtype).exp()
         transition = potentials.transition.to(dtype=dtype)
         self.transition: Transition = transition.normalized() if isinstance(transition, Softmax) else transition
-        self.group_of_word: Int[Tensor, " word"] = self._index(blocks.group_of_word)
-        self.states_of_group: Int[Tensor, "group slot"] = self._index(blocks.states_of_group)
-        self.num_states, self.num_groups = blocks.num_states, blocks.num_groups
-        self.states_per_group = self.states_of_group.shape[1]
-        self.vocab_size = len(self.group_of_word)
+        self.block_of_word: Int[Tensor, " word"] = self._index(blocks.block_of_word)
+        self.states_of_block: Int[Tensor, "block slot"] = self._index(blocks.states_of_block)
+        self.num_states, self.num_blocks = blocks.num_states, blocks.num_blocks
+        self.states_per_block = self.states_of_block.shape[1]
+        self.vocab_size = len(self.block_of_word)
         self.emission: Float[Tensor, "word slot"] = log_emission.to(dtype).exp()
         total = self.emission_total  # a float32 log-softmax over a large vocabulary leaves as much as 1e-5 here
         for words in torch.arange(self.vocab_size, device=self.device).split(WORDS_AT_ONCE):
@@ -84,7 +84,7 @@ class HMMDistributions:
         return torch.where(total > 0, total, 1.0)
 
     def _states_of(self, words: Int[Tensor, " n"]) -> Int[Tensor, "n slot"]:
-        return self.states_of_group[self.group_of_word[words]]
+        return self.states_of_block[self.block_of_word[words]]
 
     def _index(self, array: Any) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -94,19 +94,19 @@ class HMMDistributions:
         """p(z_1 = z), in float64."""
         start = torch.zeros(self.num_states, dtype=torch.float64, device=self.device)
         # a shared state has one value throughout
-        start[self.states_of_group.flatten()] = self.start_of_group.flatten().double()
+        start[self.states_of_block.flatten()] = self.start_of_block.flatten().double()
         return start / start.sum()
 
     def double(self) -> "HMMDistributions":
         """The same model in float64, every distribution normalized anew."""
         log_emission = self.log_emission.double()
         if self.blocks.partition:
-            order, sizes = self._words_by_group
+            order, sizes = self._words_by_block
             log_emission = emissions.blocked_scalar(log_emission, order, sizes)
         else:
-            totals = emissions.segment_logsumexp(log_emission, self.states_of_group, self.num_states)
-            log_emission = log_emission - totals[self.states_of_group]
-        log_start = self.start[self.states_of_group].log()
+            totals = emissions.segment_logsumexp(log_emission, self.states_of_block, self.num_states)
+            log_emission = log_emission - totals[self.states_of_block]
+        log_start = self.start[self.states_of_block].log()
         potentials = ModelPotentials(log_start, log_emission, self.transition.to(dtype=torch.float64))
         double = HMMDistributions(potentials, self.blocks)
         double.rule, double.eos = self.rule, self.eos
@@ -115,16 +115,16 @@ class HMMDistributions:
     # ---- one word
 
     @cached_property
-    def _group_of_word(self) -> list[int]:
-        return self.group_of_word.tolist()
+    def _block_of_word(self) -> list[int]:
+        return self.block_of_word.tolist()
 
-    def group(self, word: int) -> int:
-        """The group of states that may emit `word`."""
-        return self._group_of_word[word]
+    def block(self, word: int) -> int:
+        """The block of states that may emit `word`."""
+        return self._block_of_word[word]
 
     def states(self, word: int) -> Int[Tensor, " slot"]:
         """The states that may emit `word`."""
-        return self.states_of_group[self._group_of_word[word]]
+        return self.states_of_block[self._block_of_word[word]]
 
     def emission_of(self, word: int) -> Float[Tensor, " slot"]:
         """p(word | z) for z in `states(word)`."""
@@ -141,8 +141,8 @@ class HMMDistributions:
     def edge(self, word: int, following: int) -> Float[Tensor, "slot slot"]:
         """p(z' | z, word) from the states of `word` to those of `following`; p(z_1) if the chain restarts."""
         if self.restarts(word):
-            return self.start_at(following).expand(self.states_per_group, -1)
-        return self.tiles_of([(self.group(word), self.group(following))])[0].double()
+            return self.start_at(following).expand(self.states_per_block, -1)
+        return self.tiles_of([(self.block(word), self.block(following))])[0].double()
 
     # ---- parts of A
 
@@ -164,27 +164,27 @@ class HMMDistributions:
         size = max(1, ROW_CHUNK_BYTES // (8 * self.num_states))
         return [slice(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
 
-    def tiles(self, from_group: Tensor, to_group: Tensor, out: Tensor | None = None) -> Float[Tensor, "pair slot slot"]:
+    def tiles(self, from_block: Tensor, to_block: Tensor, out: Tensor | None = None) -> Float[Tensor, "pair slot slot"]:
         """A[states of from][:, states of to] for each pair."""
-        if len(from_group) and bool((from_group[1:] < from_group[:-1]).any()):
-            order = from_group.argsort(stable=True)
-            tiles = self.transition.tiles(from_group[order], to_group[order])
+        if len(from_block) and bool((from_block[1:] < from_block[:-1]).any()):
+            order = from_block.argsort(stable=True)
+            tiles = self.transition.tiles(from_block[order], to_block[order])
             return tiles[order.argsort()]
-        return self.transition.tiles(from_group, to_group, out)
+        return self.transition.tiles(from_block, to_block, out)
 
-    def tile(self, from_group: int, to_group: int) -> Float[Tensor, "slot slot"]:
+    def tile(self, from_block: int, to_block: int) -> Float[Tensor, "slot slot"]:
         """A[states of from][:, states of to]."""
-        pair = (torch.tensor([g], device=self.device) for g in (from_group, to_group))
+        pair = (torch.tensor([g], device=self.device) for g in (from_block, to_block))
         return self.tiles(*pair)[0]
 
     def tiles_of(self, pairs: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """The (K, K) tiles of (from, to) groups in the model's type; those used last are kept."""
+        """The (K, K) tiles of (from, to) blocks in the model's type; those used last are kept."""
         found = {pair: self._kept_tiles[pair] for pair in pairs if pair in self._kept_tiles}
         missing = list(dict.fromkeys(pair for pair in pairs if pair not in found))
         if missing:
-            sources, targets = (torch.tensor(groups, device=self.device) for groups in zip(*missing, strict=True))
+            sources, targets = (torch.tensor(blocks, device=self.device) for blocks in zip(*missing, strict=True))
             found.update(zip(missing, self.tiles(sources, targets).unbind(0), strict=True))
-        capacity = max(8, TILE_CACHE_BYTES // (self.states_per_group**2 * self.emission.element_size()))
+        capacity = max(8, TILE_CACHE_BYTES // (self.states_per_block**2 * self.emission.element_size()))
         for pair in missing[-capacity:]:
             self._kept_tiles[pair] = found[pair].clone()  # a view would keep the whole batch of tiles alive
         for pair in pairs:
@@ -237,62 +237,62 @@ class HMMDistributions:
             result[:, states[0] : states[-1] + 1] = beta @ rows.t() / totals
         return result
 
-    def forward_step_from(self, groups: Sequence[int] | Tensor, alpha: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
-        """alpha @ A where row i lives on the states of groups[i] only: O(K S h) per distinct group."""
-        alpha, groups = alpha.double(), self._group_index(groups)
-        result = alpha.new_empty(len(groups), self.num_states)
-        for group in groups.unique().tolist():
+    def forward_step_from(self, blocks: Sequence[int] | Tensor, alpha: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
+        """alpha @ A where row i lives on the states of blocks[i] only: O(K S h) per distinct block."""
+        alpha, blocks = alpha.double(), self._block_index(blocks)
+        result = alpha.new_empty(len(blocks), self.num_states)
+        for block in blocks.unique().tolist():
             if self.interrupt is not None:
                 self.interrupt()
-            chosen = groups == group
-            result[chosen] = alpha[chosen] @ self.rows(self.states_of_group[group])
+            chosen = blocks == block
+            result[chosen] = alpha[chosen] @ self.rows(self.states_of_block[block])
         return result
 
-    def backward_step_to(self, groups: Sequence[int] | Tensor, beta: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
-        """beta @ A^T where beta[i] lives on the states of groups[i] only."""
-        beta, groups = beta.double(), self._group_index(groups)
+    def backward_step_to(self, blocks: Sequence[int] | Tensor, beta: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
+        """beta @ A^T where beta[i] lives on the states of blocks[i] only."""
+        beta, blocks = beta.double(), self._block_index(blocks)
         if self.blocks.partition:
-            return self._backward_step_to_blocks(groups, beta)
-        dense = beta.new_zeros(len(groups), self.num_states)
-        dense.scatter_(1, self.states_of_group[groups], beta)
+            return self._backward_step_to_blocks(blocks, beta)
+        dense = beta.new_zeros(len(blocks), self.num_states)
+        dense.scatter_(1, self.states_of_block[blocks], beta)
         return self.backward_step(dense)
 
-    def backward_step_at(self, group: int, beta: Float[Tensor, "n state"]) -> Float[Tensor, "n slot"]:
-        """sum_z' p(z' | z) beta(z') for z in one group only: one pass over K rows."""
-        return beta.double() @ self.rows(self.states_of_group[group]).T
+    def backward_step_at(self, block: int, beta: Float[Tensor, "n state"]) -> Float[Tensor, "n slot"]:
+        """sum_z' p(z' | z) beta(z') for z in one block only: one pass over K rows."""
+        return beta.double() @ self.rows(self.states_of_block[block]).T
 
-    def _group_index(self, groups: Sequence[int] | Tensor) -> Tensor:
-        return torch.as_tensor(groups, device=self.device).long()
+    def _block_index(self, blocks: Sequence[int] | Tensor) -> Tensor:
+        return torch.as_tensor(blocks, device=self.device).long()
 
-    def _backward_step_to_blocks(self, groups: Tensor, beta: Tensor) -> Tensor:
+    def _backward_step_to_blocks(self, blocks: Tensor, beta: Tensor) -> Tensor:
         """Only the tiles that lead into the wanted blocks are made (block-factored), or rows of A otherwise."""
-        result = beta.new_empty(len(groups), self.num_states)
-        every = torch.arange(self.num_groups, device=self.device)
-        for group in groups.unique().tolist():
-            chosen = groups == group
-            into = self.tiles(every, torch.full_like(every, group)).flatten(0, 1).double()  # (S, K)
+        result = beta.new_empty(len(blocks), self.num_states)
+        every = torch.arange(self.num_blocks, device=self.device)
+        for block in blocks.unique().tolist():
+            chosen = blocks == block
+            into = self.tiles(every, torch.full_like(every, block)).flatten(0, 1).double()  # (S, K)
             result[chosen] = beta[chosen] @ into.t()
         return result
 
     def emit(self, predicted: Float[Tensor, "n state"]) -> Float[Tensor, "n word"]:
         """sum_z predicted[z] p(x | z) for every word x."""
-        order, sizes = self._words_by_group
+        order, sizes = self._words_by_block
         predicted = predicted.double() / self.emission_total
         if not self.blocks.partition:
             gathered = [
-                (predicted[:, self.states_of_group[words]] * self.emission[words].double()).sum(-1)
+                (predicted[:, self.states_of_block[words]] * self.emission[words].double()).sum(-1)
                 for words in torch.arange(self.vocab_size, device=self.device).split(1024)
             ]
             return torch.cat(gathered, dim=1)
         emission = self.emission[order].double().split(sizes)
-        parts = predicted.view(len(predicted), self.num_groups, -1).unbind(1)
+        parts = predicted.view(len(predicted), self.num_blocks, -1).unbind(1)
         result = torch.empty(len(predicted), self.vocab_size, dtype=predicted.dtype, device=self.device)
         result[:, order] = torch.cat([p @ e.t() for p, e in zip(parts, emission, strict=True)], dim=1)
         return result
 
     @cached_property
-    def _words_by_group(self) -> tuple[Tensor, list[int]]:
-        order, sizes = self.blocks.words_by_group
+    def _words_by_block(self) -> tuple[Tensor, list[int]]:
+        order, sizes = self.blocks.words_by_block
         return self._index(order), sizes.tolist()
 
     # ---- what states emit
@@ -329,7 +329,7 @@ class HMMDistributions:
         transition = self.raw_rows(torch.arange(self.num_states, device=self.device))
         emission = torch.zeros(self.num_states, self.vocab_size, dtype=self.dtype, device=self.device)
         words = torch.arange(self.vocab_size, device=self.device)[:, None]
-        emission[self.states_of_group[self.group_of_word], words] = self.emission
+        emission[self.states_of_block[self.block_of_word], words] = self.emission
         return transition, emission
 
 
@@ -337,8 +337,8 @@ class EmittedWords:
     """Each state's words and their probabilities, in one array sorted by state: for drawing words."""
 
     def __init__(self, distributions: HMMDistributions) -> None:
-        size = distributions.states_per_group
-        state = distributions.states_of_group[distributions.group_of_word].reshape(-1)
+        size = distributions.states_per_block
+        state = distributions.states_of_block[distributions.block_of_word].reshape(-1)
         order = state.argsort(stable=True)
         self.word = torch.div(order, size, rounding_mode="floor")
         self.probability = (
@@ -376,17 +376,17 @@ class TileCache:
 
     def __init__(self, distributions: HMMDistributions, memory: int) -> None:
         self.distributions = distributions
-        size = distributions.states_per_group
+        size = distributions.states_per_block
         tile_bytes = size * size * distributions.emission.element_size()
-        self.capacity = int(min(memory // tile_bytes, distributions.num_groups**2))
+        self.capacity = int(min(memory // tile_bytes, distributions.num_blocks**2))
         if self.capacity < 1:
             raise ConfigError(
                 f"memory budget of {memory / 1e6:.0f} MB cannot hold one transition tile of {tile_bytes / 1e6:.1f} MB; raise --memory"
             )
         self.slots = 0
-        # with very many groups (a group a word) a table of all pairs is too large: nothing is kept between calls
-        self.keeps = distributions.num_groups**2 <= 1 << 24
-        self.slot_of_code = torch.full((distributions.num_groups**2 if self.keeps else 0,), -1, dtype=torch.long)
+        # with very many blocks (a block a word) a table of all pairs is too large: nothing is kept between calls
+        self.keeps = distributions.num_blocks**2 <= 1 << 24
+        self.slot_of_code = torch.full((distributions.num_blocks**2 if self.keeps else 0,), -1, dtype=torch.long)
 
     def take_room_of(self, other: "TileCache") -> None:
         """Uses the memory of a cache that is no longer needed: fresh pages are slow."""
@@ -400,7 +400,7 @@ class TileCache:
     @cached_property
     def tiles(self) -> Float[Tensor, "pair slot slot"]:
         """Room for `capacity` tiles; the system hands out a page of it when it is first written."""
-        size = self.distributions.states_per_group
+        size = self.distributions.states_per_block
         return torch.empty(self.capacity, size, size, dtype=self.distributions.dtype, device=self.distributions.device)
 
     def edges(self, codes: Int[Tensor, "batch time"], live: Tensor) -> Int[Tensor, "batch time"] | None:
@@ -430,5 +430,5 @@ class TileCache:
 
     def _fill(self, codes: Tensor, first: int) -> None:
         codes = codes.to(self.distributions.device)
-        pairs = Pairs(codes // self.distributions.num_groups, codes % self.distributions.num_groups)
+        pairs = Pairs(codes // self.distributions.num_blocks, codes % self.distributions.num_blocks)
         self.distributions.tiles(*pairs, out=self.tiles[first : first + len(codes)])

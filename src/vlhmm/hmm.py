@@ -22,7 +22,7 @@ Transition = Softmax | BlockFactored | LowRank
 class ModelPotentials(NamedTuple):
     """The log-potentials of a model, or of its reduction by state dropout, attached to the parameters."""
 
-    log_start: Float[Tensor, "group slot"]
+    log_start: Float[Tensor, "block slot"]
     log_emission: Float[Tensor, "word slot"]
     transition: Transition
 
@@ -79,9 +79,9 @@ class StateEmbedding(nn.Module):
 class HMM(nn.Module):
     """p(x, z) = prod_t p(z_t | z_t-1) p(x_t | z_t), with parameters shared among states as the configuration says."""
 
-    words_by_group: Tensor
+    words_by_block: Tensor
     num_alive: Tensor
-    states_of_group: Tensor
+    states_of_block: Tensor
 
     def __init__(
         self,
@@ -95,39 +95,39 @@ class HMM(nn.Module):
         super().__init__()
         self.config, self.partition = config, blocks.partition
         self.vocab_size, self.num_states = blocks.vocab_size, blocks.num_states
-        num_groups, num_slots = blocks.num_groups, blocks.states_per_group
-        order, sizes = blocks.words_by_group
-        self.register_buffer("words_by_group", torch.from_numpy(order.astype(np.int64)), persistent=False)
+        num_blocks, num_slots = blocks.num_blocks, blocks.states_per_block
+        order, sizes = blocks.words_by_block
+        self.register_buffer("words_by_block", torch.from_numpy(order.astype(np.int64)), persistent=False)
         self.register_buffer("num_alive", torch.from_numpy(blocks.num_alive.astype(np.int64)), persistent=False)
-        self.register_buffer("states_of_group", torch.from_numpy(blocks.states_of_group), persistent=False)
-        self.group_sizes = sizes.tolist()
+        self.register_buffer("states_of_block", torch.from_numpy(blocks.states_of_block), persistent=False)
+        self.block_sizes = sizes.tolist()
         generator = torch.Generator().manual_seed(seed)
         if config.parameterization == "scalar":
-            self._make_scalar(num_groups, num_slots, generator)
+            self._make_scalar(num_blocks, num_slots, generator)
         else:
-            self._make_neural(num_groups, num_slots, generator)
+            self._make_neural(num_blocks, num_slots, generator)
         if config.transition == "block-factored":
             self._set_biases(blocks, word_counts, start_counts)
 
     # ---- parameters
 
-    def _make_scalar(self, num_groups: int, num_slots: int, generator: torch.Generator) -> None:
+    def _make_scalar(self, num_blocks: int, num_slots: int, generator: torch.Generator) -> None:
         def logits(*shape: int, spread: float = 1.0) -> nn.Parameter:
             return nn.Parameter(torch.empty(*shape).uniform_(-spread, spread, generator=generator))
 
-        self.start_logits = logits(num_groups, num_slots)
+        self.start_logits = logits(num_blocks, num_slots)
         self.emission_logits = logits(self.vocab_size, num_slots, spread=self.config.emission_init_scale)
         if self.config.transition == "softmax":
             self.transition_logits = logits(self.num_states, self.num_states)
         else:
-            self.block_logits = logits(num_groups, num_slots, num_groups)
-            self.tile_logits = logits(num_groups, num_groups, num_slots, num_slots)
+            self.block_logits = logits(num_blocks, num_slots, num_blocks)
+            self.tile_logits = logits(num_blocks, num_blocks, num_slots, num_slots)
 
-    def _make_neural(self, num_groups: int, num_slots: int, generator: torch.Generator) -> None:
+    def _make_neural(self, num_blocks: int, num_slots: int, generator: torch.Generator) -> None:
         config, size = self.config, self.config.hidden_size
         if not self.partition:  # states belong to no block: one table of them all
-            num_groups, num_slots = 1, self.num_states
-        self.embedding = StateEmbedding(config.embedding, num_groups, num_slots, size)
+            num_blocks, num_slots = 1, self.num_states
+        self.embedding = StateEmbedding(config.embedding, num_blocks, num_slots, size)
         if config.embedding == "factored":
             self.compose = nn.ModuleDict({side: Residual(size) for side in ("start", "source", "target", "emission")})
         factored = config.transition == "block-factored"
@@ -136,12 +136,12 @@ class HMM(nn.Module):
         self.start_score = nn.Linear(size, 1)
         self.word = nn.Linear(size, self.vocab_size)
         if factored:
-            self.next_block = nn.Linear(size, num_groups)
+            self.next_block = nn.Linear(size, num_blocks)
             self.tile_source = nn.Linear(size, config.tile_width)
             self.tile_target = nn.Linear(size, config.tile_width)
-            self.start_block = nn.Parameter(torch.zeros(num_groups))
+            self.start_block = nn.Parameter(torch.zeros(num_blocks))
             if config.source_block_init:
-                self.source_code = nn.Parameter(torch.empty(num_groups, 1, config.tile_width))
+                self.source_code = nn.Parameter(torch.empty(num_blocks, 1, config.tile_width))
                 self.target_code = nn.Parameter(torch.empty(num_slots, config.tile_width))
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -162,10 +162,10 @@ class HMM(nn.Module):
         self.tile_target.weight.mul_(0.1)
         self.word.weight.mul_(0.5)
         if self.config.source_block_init:
-            num_groups, num_slots = self.source_code.shape[0], self.target_code.shape[0]
-            code = first_code(self.config, num_groups, generator)
+            num_blocks, num_slots = self.source_code.shape[0], self.target_code.shape[0]
+            code = first_code(self.config, num_blocks, generator)
             self.source_code.copy_(code[:, None])
-            self.target_code.copy_(code[torch.arange(num_slots) % num_groups])
+            self.target_code.copy_(code[torch.arange(num_slots) % num_blocks])
 
     @torch.no_grad()
     def _set_biases(self, blocks: Blocks, word_counts: np.ndarray | None, start_counts: np.ndarray | None) -> None:
@@ -176,7 +176,7 @@ class HMM(nn.Module):
             return (logs - logs.mean()).float()
 
         def per_block(counts: np.ndarray) -> Tensor:
-            return log_frequency(np.bincount(blocks.group_of_word, counts, minlength=blocks.num_groups))
+            return log_frequency(np.bincount(blocks.block_of_word, counts, minlength=blocks.num_blocks))
 
         if word_counts is not None:
             if self.config.parameterization == "neural":
@@ -204,7 +204,7 @@ class HMM(nn.Module):
             return self._overlapping_potentials(kept)
         slots = kept.slots
         alive = kept.num_alive if kept.num_alive is not None else self.num_alive
-        num_slots = self.states_of_group.shape[1] if slots is None else slots.shape[1]
+        num_slots = self.states_of_block.shape[1] if slots is None else slots.shape[1]
         enterable = None
         if bool((alive < num_slots).any()):
             enterable = torch.arange(num_slots, device=alive.device)[None] < alive[:, None]
@@ -218,9 +218,9 @@ class HMM(nn.Module):
         return ModelPotentials(log_start, log_emission, transition)
 
     def _grid(self, num_slots: int) -> Tensor:
-        """states_of_group of the (reduced) partition: m * K + slot."""
-        num_groups = len(self.group_sizes)
-        return torch.arange(num_groups * num_slots, device=self.num_alive.device).view(num_groups, num_slots)
+        """states_of_block of the (reduced) partition: m * K + slot."""
+        num_blocks = len(self.block_sizes)
+        return torch.arange(num_blocks * num_slots, device=self.num_alive.device).view(num_blocks, num_slots)
 
     def _neural_potentials(
         self, slots: Tensor | None, enterable: Tensor | None, features: Tensor | None
@@ -244,7 +244,7 @@ class HMM(nn.Module):
 
         start = self.start_score(hidden["start"])[..., 0]
         log_emission = emissions.blocked(
-            hidden["emission"], *last(self.word, "emission"), self.words_by_group, self.group_sizes
+            hidden["emission"], *last(self.word, "emission"), self.words_by_block, self.block_sizes
         )
         num_slots = embedding.shape[1]
         if self.config.transition == "softmax":
@@ -268,12 +268,12 @@ class HMM(nn.Module):
         if slots is None:
             states = None
         else:
-            groups = torch.arange(slots.shape[0], device=slots.device)[:, None]
-            states = (groups * start.shape[1] + slots).flatten()
+            blocks = torch.arange(slots.shape[0], device=slots.device)[:, None]
+            states = (blocks * start.shape[1] + slots).flatten()
             start = start.gather(1, slots)
-            slots_of_word = slots.repeat_interleave(torch.tensor(self.group_sizes, device=slots.device), dim=0)
-            emission = emission.gather(1, emissions.restore_order(slots_of_word, self.words_by_group))
-        log_emission = emissions.blocked_scalar(emission, self.words_by_group, self.group_sizes)
+            slots_of_word = slots.repeat_interleave(torch.tensor(self.block_sizes, device=slots.device), dim=0)
+            emission = emission.gather(1, emissions.restore_order(slots_of_word, self.words_by_block))
+        log_emission = emissions.blocked_scalar(emission, self.words_by_block, self.block_sizes)
         if self.config.transition == "softmax":
             logits: Tensor = self.transition_logits
             if states is not None:
@@ -285,15 +285,15 @@ class HMM(nn.Module):
         if slots is not None:
             kept = slots.shape[1]
             block_logits = block_logits.gather(1, slots[..., None].expand(-1, -1, block_logits.shape[2]))
-            num_groups, whole = tile_logits.shape[0], tile_logits.shape[2]
-            tile_logits = tile_logits.gather(2, slots[:, None, :, None].expand(-1, num_groups, -1, whole))
-            tile_logits = tile_logits.gather(3, slots[None, :, None, :].expand(num_groups, -1, kept, -1))
+            num_blocks, whole = tile_logits.shape[0], tile_logits.shape[2]
+            tile_logits = tile_logits.gather(2, slots[:, None, :, None].expand(-1, num_blocks, -1, whole))
+            tile_logits = tile_logits.gather(3, slots[None, :, None, :].expand(num_blocks, -1, kept, -1))
         log_block = block_logits.log_softmax(-1)
         return start, log_emission, BlockFactored(log_block, None, None, tile_logits, enterable)
 
     def _overlapping_potentials(self, kept: DropoutMask) -> ModelPotentials:
         """Uniform constraints: every word has its own subset of all states; dropped columns cannot be entered."""
-        columns, states, dead = kept.columns, self.states_of_group, None
+        columns, states, dead = kept.columns, self.states_of_block, None
         embedding = self.embedding(None)[0]
         if kept.features is not None:
             embedding = embedding * kept.features[0]
@@ -314,12 +314,12 @@ class HMM(nn.Module):
         return ModelPotentials(log_start, log_emission, transition)
 
 
-def first_code(config: ModelConfig, num_groups: int, generator: torch.Generator) -> Float[Tensor, "group width"]:
+def first_code(config: ModelConfig, num_blocks: int, generator: torch.Generator) -> Float[Tensor, "block width"]:
     """A vector a block, the same for leaving it and for a slot that remembers it; together they weigh `source_block_init` nats."""
     if config.within == "low-rank":  # blocks share channels in turn
-        channel = torch.arange(num_groups) % config.tile_width
+        channel = torch.arange(num_blocks) % config.tile_width
         return nn.functional.one_hot(channel, config.tile_width) * (config.source_block_init / 2)
-    code = torch.empty(num_groups, config.tile_width).normal_(generator=generator)
+    code = torch.empty(num_blocks, config.tile_width).normal_(generator=generator)
     return code * (math.sqrt(config.source_block_init) / code.norm(dim=1, keepdim=True))
 
 

@@ -96,7 +96,7 @@ class HMMLanguageModel:
         distributions = self.distributions
         about = {
             "states": f"{distributions.num_states:,}",
-            "blocks": f"{distributions.num_groups:,}",
+            "blocks": f"{distributions.num_blocks:,}",
             "vocabulary": f"{len(self.vocabulary):,}",
             "transitions": type(distributions.transition).__name__,
             "context": self.rule,
@@ -142,14 +142,14 @@ class HMMLanguageModel:
 
     def start(self, batch_size: int) -> FilterState:
         """Return the filter state before the first token, for each row of a batch."""
-        group = torch.full((batch_size,), -1, dtype=torch.long, device=self.distributions.device)
+        block = torch.full((batch_size,), -1, dtype=torch.long, device=self.distributions.device)
         alpha = torch.zeros(
             batch_size,
-            self.distributions.states_per_group,
+            self.distributions.states_per_block,
             dtype=self.distributions.dtype,
             device=self.distributions.device,
         )
-        return FilterState(group, alpha)
+        return FilterState(block, alpha)
 
     def score_batch(self, tokens: Tensor, lengths: Tensor, carry: FilterState) -> tuple[Float[Tensor, "batch time"], FilterState]:
         """Return log p(x_t | x_<t) in float64, and the filter state after each row. O(T K^2) per row."""
@@ -176,16 +176,16 @@ class HMMLanguageModel:
             [1.0, 1.0]
         """
         distributions = self.distributions
-        predicted = distributions.start.expand(len(carry.group), -1).clone()
-        going = (carry.group >= 0).nonzero()[:, 0]
+        predicted = distributions.start.expand(len(carry.block), -1).clone()
+        going = (carry.block >= 0).nonzero()[:, 0]
         if len(going):
-            predicted[going] = distributions.forward_step_from(carry.group[going], carry.alpha[going])
+            predicted[going] = distributions.forward_step_from(carry.block[going], carry.alpha[going])
         return distributions.emit(predicted).double()
 
     @cached_property
     def potentials(self) -> Potentials:
         """What inference reads; its tiles are filled in as texts need them."""
-        return Potentials(self.distributions.start_of_group, self.distributions.emission, self.cache.tiles)
+        return Potentials(self.distributions.start_of_block, self.distributions.emission, self.cache.tiles)
 
     def chain(
         self, tokens: Tensor, lengths: Tensor, carry: FilterState, restart: Bool[Tensor, "batch time"] | None = None
@@ -201,12 +201,12 @@ class HMMLanguageModel:
         Returns:
             What inference reads.
         """
-        groups = self.distributions.group_of_word
+        blocks = self.distributions.block_of_word
         restart = torch.zeros_like(tokens, dtype=torch.bool) if restart is None else restart
-        codes = pair_codes(groups, self.distributions.num_groups, tokens, restart, carry.group)
+        codes = pair_codes(blocks, self.distributions.num_blocks, tokens, restart, carry.block)
         live = torch.arange(tokens.shape[1], device=tokens.device)[None] < lengths[:, None]
         edge_of = self.cache.edges(codes, live)
-        return None if edge_of is None else Chain(groups[tokens], tokens, edge_of, lengths)
+        return None if edge_of is None else Chain(blocks[tokens], tokens, edge_of, lengths)
 
     # ---- scores
 

@@ -59,7 +59,7 @@ def test_every_id_can_be_emitted_and_special_ones_stand_apart(folder):
     found = model.begin().step(vocabulary.ids("The")[0]).distribution().probabilities
     assert math.isclose(float(found.sum()), 1.0, rel_tol=1e-6)
     assert float(found.min()) > 0
-    blocks = model.distributions.group_of_word.numpy()
+    blocks = model.distributions.block_of_word.numpy()
     own = blocks[vocabulary.eos]
     assert set(np.flatnonzero(blocks == own).tolist()) == set(vocabulary.special)
 

@@ -35,7 +35,7 @@ def expected_transition(dense: torch.Tensor, kind: str, blocks, factors: Factors
     if KINDS[kind].get("transition") != "block-factored":
         return tempered(dense, factors.transition)
     factor_within = 1.0 if "within" in KINDS[kind] else factors.within  # low rank: not tempered
-    by_block = dense.view(len(dense), blocks.num_groups, -1)
+    by_block = dense.view(len(dense), blocks.num_blocks, -1)
     into_block = by_block.sum(-1, keepdim=True)
     within = by_block / into_block
     block = tempered(into_block[..., 0], factors.transition)[..., None]

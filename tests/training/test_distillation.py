@@ -54,8 +54,8 @@ teacher = Noisy()
 
 def prepared_lines(blocks):
     batches = sentence_batches(encode(LINES, VOCABULARY), 8)
-    group_of_word = torch.from_numpy(blocks.group_of_word)
-    return batches, prepare(batches, group_of_word, blocks.num_groups)
+    block_of_word = torch.from_numpy(blocks.block_of_word)
+    return batches, prepare(batches, block_of_word, blocks.num_blocks)
 
 
 def for_states(told, kept, group):
@@ -97,15 +97,15 @@ def enumerated(potentials, kept, evidence, prepared, weight):
 
 
 def evidence_of(hmm, blocks, batches):
-    generator, group_of_word = torch.Generator().manual_seed(0), torch.from_numpy(blocks.group_of_word)
-    return make_evidence(teacher, batches, group_of_word, hmm.num_alive, blocks.states_per_group, generator)
+    generator, block_of_word = torch.Generator().manual_seed(0), torch.from_numpy(blocks.block_of_word)
+    return make_evidence(teacher, batches, block_of_word, hmm.num_alive, blocks.states_per_block, generator)
 
 
 def kept_states(hmm, blocks, dropout):
     if not dropout:
         return DropoutMask()
     generator = torch.Generator().manual_seed(5)
-    slots, alive = sample_kept(hmm.num_alive, blocks.states_per_group, dropout, generator)
+    slots, alive = sample_kept(hmm.num_alive, blocks.states_per_block, dropout, generator)
     return DropoutMask(slots=slots, num_alive=alive)
 
 

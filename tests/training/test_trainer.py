@@ -330,7 +330,7 @@ def test_counts_of_several_batches_pushed_through_once_equal_one_large_batch(toy
     for tokens in (4, 1000):
         settings = TrainingConfig(method="em", batch="sentences", batch_tokens=tokens)
         (batches,) = make_plan(text, settings, 0)(0)
-        prepared = prepare(batches, torch.from_numpy(blocks.group_of_word), blocks.num_groups)
+        prepared = prepare(batches, torch.from_numpy(blocks.block_of_word), blocks.num_blocks)
         potentials = hmm.potentials()
         found = expectation(potentials, prepared)
         hmm.zero_grad()
@@ -565,8 +565,8 @@ def test_other_batches_or_another_carry_are_prepared_anew(toy):
     assert all(a is not b for a, b in itertools.combinations(seen, 2))
     assert cache.get(list(second), 3 - carry) is seen[-1]
     for ours, batches, group in zip(seen, (first, second, second, second), (None, None, carry, 3 - carry), strict=True):
-        expected = prepare(batches, cache.group_of_word, 4, group)
-        assert torch.equal(ours.pairs.from_group, expected.pairs.from_group)
+        expected = prepare(batches, cache.block_of_word, 4, group)
+        assert torch.equal(ours.pairs.from_block, expected.pairs.from_block)
 
 
 def test_a_run_of_an_earlier_version_loads_and_goes_on(toy, tmp_path):

@@ -54,8 +54,8 @@ def changed(content, path, value):
     inside = copy
     for key in path[:-1]:
         inside = inside[key]
-    inside[path[-1]] = "@@"
-    return json.dumps(copy).replace('"@@"', value)
+    inside[path[-1]] = "group"
+    return json.dumps(copy).replace('"group"', value)
 
 
 @pytest.mark.parametrize(

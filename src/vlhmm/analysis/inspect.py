@@ -159,7 +159,7 @@ class Inspector:
         held = self.usage.sort(descending=True).values.cumsum(0)
         return Summary(
             num_states=self.blocks.num_real_states,
-            num_blocks=self.blocks.num_groups if partition else None,
+            num_blocks=self.blocks.num_blocks if partition else None,
             states_per_block=int(self.blocks.num_alive.max()) if partition else None,
             vocabulary_size=len(self.vocabulary),
             context=self.rule,
@@ -175,18 +175,18 @@ class Inspector:
         """A state's words, usage and neighbours: one row of A, and one column of it."""
         check_top(top)
         check_state(self.blocks, state)
-        group, slot = self._place(state)
-        at = torch.zeros(self.distributions.states_per_group, dtype=torch.float64, device=self.distributions.device)
+        block, slot = self._place(state)
+        at = torch.zeros(self.distributions.states_per_block, dtype=torch.float64, device=self.distributions.device)
         at[slot] = 1
         share = self.usage[state]
-        ahead = self._ahead(group, at[None])[0]
-        behind, words_behind = self._behind(group, at[None])
+        ahead = self._ahead(block, at[None])[0]
+        behind, words_behind = self._behind(block, at[None])
         words, probabilities = self._emission_of(state)
-        in_block = self.usage[self.distributions.states_of_group[group]].sum()
+        in_block = self.usage[self.distributions.states_of_block[block]].sum()
         partition = self.blocks.partition
         return StateView(
             state=state,
-            block=group if partition else None,
+            block=block if partition else None,
             slot=slot if partition else None,
             usage=float(share),
             usage_rank=rank(self.usage, state),
@@ -208,12 +208,12 @@ class Inspector:
         """The states a word comes from, p(z | word) ∝ usage(z) p(word | z), and what stands around it in each."""
         check_top(top)
         index = known_word(self.vocabulary, word)
-        group = int(self.distributions.group_of_word[index])
-        states = self.distributions.states_of_group[group]
+        block = int(self.distributions.block_of_word[index])
+        states = self.distributions.states_of_block[block]
         emitted = self.distributions.emission[index].double()
         share = normalized(self.usage[states] * emitted)
         slots = [slot for slot, _ in largest(share, top)]
-        # the word itself first, then its states one by one: all of them live in one group
+        # the word itself first, then its states one by one: all of them live in one block
         each = torch.zeros(len(slots) + 1, len(states), dtype=torch.float64, device=self.distributions.device)
         each[0] = share
         each[torch.arange(1, len(slots) + 1), slots] = 1
@@ -221,11 +221,11 @@ class Inspector:
         ahead = (
             self.start.expand(len(each), -1)
             if fresh
-            else self.distributions.forward_step_from(self._groups(group, each), each)
+            else self.distributions.forward_step_from(self._same_block(block, each), each)
         )
         words_ahead = self.distributions.emit(ahead.contiguous())
         each[0] = emitted
-        _, words_behind = self._behind(group, each)
+        _, words_behind = self._behind(block, each)
         around = [
             (self._words(normalized(before), WORDS_SHOWN), self._words(after, WORDS_SHOWN))
             for before, after in zip(words_behind[1:], words_ahead[1:], strict=True)
@@ -233,10 +233,10 @@ class Inspector:
         return WordView(
             word=word,
             id=index,
-            block=group if self.blocks.partition else None,
+            block=block if self.blocks.partition else None,
             frequency=float(self.frequency[index]),
             frequency_rank=rank(self.frequency, index),
-            num_states=int(self.blocks.num_alive[group]),
+            num_states=int(self.blocks.num_alive[block]),
             entropy=entropy(share),
             states=[
                 StateOfWord(
@@ -256,14 +256,14 @@ class Inspector:
         """A block's words, states, usage and neighbours."""
         check_top(top)
         check_block(self.blocks, block)
-        mass = self.usage.view(self.blocks.num_groups, -1)
+        mass = self.usage.view(self.blocks.num_blocks, -1)
         within = normalized(mass[block])
-        words = torch.from_numpy(self.blocks.words_of_group(block)).to(self.distributions.device)
+        words = torch.from_numpy(self.blocks.words_of_block(block)).to(self.distributions.device)
         frequency = normalized(self.frequency[words])
         ahead = self._ahead(block, within[None])[0]
         behind, words_behind = self._behind(block, torch.ones_like(within)[None])
         before = normalized(behind[0])
-        states = self.distributions.states_of_group[block]
+        states = self.distributions.states_of_block[block]
         return BlockView(
             block=block,
             usage=float(mass[block].sum()),
@@ -286,25 +286,25 @@ class Inspector:
 
     # ---- what comes next, and what came before
 
-    def _groups(self, group: int, rows: Tensor) -> Tensor:
-        return torch.full((len(rows),), group, device=self.distributions.device)
+    def _same_block(self, block: int, rows: Tensor) -> Tensor:
+        return torch.full((len(rows),), block, device=self.distributions.device)
 
-    def _ahead(self, group: int, alpha: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
-        """alpha P for distributions over one group's states: p(the next state)."""
-        restart = alpha @ self.restart[self.distributions.states_of_group[group]]
-        going_on = alpha * (1 - self.restart[self.distributions.states_of_group[group]])
-        moved = self.distributions.forward_step_from(self._groups(group, alpha), going_on)
+    def _ahead(self, block: int, alpha: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
+        """alpha P for distributions over one block's states: p(the next state)."""
+        restart = alpha @ self.restart[self.distributions.states_of_block[block]]
+        going_on = alpha * (1 - self.restart[self.distributions.states_of_block[block]])
+        moved = self.distributions.forward_step_from(self._same_block(block, alpha), going_on)
         return moved + restart[:, None] * self.start
 
     def _behind(
-        self, group: int, beta: Float[Tensor, "n slot"]
+        self, block: int, beta: Float[Tensor, "n slot"]
     ) -> tuple[Float[Tensor, "n state"], Float[Tensor, "n word"]]:
         """(u(z) (P beta)(z) over states z, the same over the words emitted there): what came before, unnormalized.
 
         Under "reset" nothing but <eos> comes before a fresh start, and <eos> before nothing else.
         """
-        moved = self.usage * self.distributions.backward_step_to(self._groups(group, beta), beta)
-        begun = beta @ self.start[self.distributions.states_of_group[group]]
+        moved = self.usage * self.distributions.backward_step_to(self._same_block(block, beta), beta)
+        begun = beta @ self.start[self.distributions.states_of_block[block]]
         words = self.distributions.emit(moved)
         if self.rule == "reset":
             words[:, self.vocabulary.eos] = begun * (self.usage @ self.restart)
@@ -318,25 +318,25 @@ class Inspector:
         return self.distributions.emit(self.usage[None])[0]
 
     @cached_property
-    def _words_by_group(self) -> list[Tensor]:
-        order, sizes = self.blocks.words_by_group
+    def _words_by_block(self) -> list[Tensor]:
+        order, sizes = self.blocks.words_by_block
         return list(torch.from_numpy(order).to(self.distributions.device).split(sizes.tolist()))
 
     def _place(self, state: int) -> tuple[int, int]:
-        """(a group that holds the state, its slot there)."""
+        """(a block that holds the state, its slot there)."""
         if self.blocks.partition:
-            return divmod(state, self.distributions.states_per_group)
-        group, slot = (self.distributions.states_of_group == state).nonzero()[0].tolist()
-        return group, slot
+            return divmod(state, self.distributions.states_per_block)
+        block, slot = (self.distributions.states_of_block == state).nonzero()[0].tolist()
+        return block, slot
 
     def _emission_of(self, state: int) -> tuple[Tensor, Tensor]:
         """(the words a state may emit, p(x | z) of each)."""
         if self.blocks.partition:
-            group, slot = self._place(state)
-            words = self._words_by_group[group]
+            block, slot = self._place(state)
+            words = self._words_by_block[block]
             return words, self.distributions.emission[words, slot].double()
         words, slots = (
-            (self.distributions.states_of_group[self.distributions.group_of_word] == state).nonzero().unbind(1)
+            (self.distributions.states_of_block[self.distributions.block_of_word] == state).nonzero().unbind(1)
         )
         return words, self.distributions.emission[words, slots].double()
 
@@ -345,7 +345,7 @@ class Inspector:
         return [self.vocabulary.words[words[i]] for i, _ in largest(probabilities, WORDS_SHOWN)]
 
     def _by_block(self, distribution: Float[Tensor, " state"]) -> Float[Tensor, " block"]:
-        return distribution.view(self.blocks.num_groups, -1).sum(1)
+        return distribution.view(self.blocks.num_blocks, -1).sum(1)
 
     def _words(self, distribution: Float[Tensor, " word"], top: int) -> list[WordShare]:
         return [WordShare(self.vocabulary.words[i], p) for i, p in largest(distribution, top)]
@@ -359,7 +359,7 @@ class Inspector:
             return []
         found = []
         for block, p in largest(self._by_block(distribution), top):
-            words = self._words_by_group[block]
+            words = self._words_by_block[block]
             names = [self.vocabulary.words[words[i]] for i, _ in largest(self.frequency[words], WORDS_SHOWN)]
             found.append(BlockShare(block, p, names))
         return found
@@ -401,10 +401,10 @@ def check_state(blocks: Any, state: int) -> None:
     if not 0 <= state < blocks.num_states:
         raise QueryError(f"no state {state}: the model's states are 0 to {blocks.num_states - 1}")
     if blocks.partition:
-        block, slot = divmod(state, blocks.states_per_group)
+        block, slot = divmod(state, blocks.states_per_block)
         alive = int(blocks.num_alive[block])
         if slot >= alive:
-            first = block * blocks.states_per_group
+            first = block * blocks.states_per_block
             raise QueryError(f"no state {state}: block {block} has the states {first} to {first + alive - 1} only")
 
 
@@ -412,5 +412,5 @@ def check_block(blocks: Any, block: int) -> None:
     """Nothing, or a QueryError where the model has no such block."""
     if not blocks.partition:
         raise QueryError("the model has no blocks: every word has its own set of states; ask for a word or a state")
-    if not 0 <= block < blocks.num_groups:
-        raise QueryError(f"no block {block}: the model's blocks are 0 to {blocks.num_groups - 1}")
+    if not 0 <= block < blocks.num_blocks:
+        raise QueryError(f"no block {block}: the model's blocks are 0 to {blocks.num_blocks - 1}")

@@ -51,7 +51,7 @@ def restart_probability(distributions: HMMDistributions, eos: int, rule: str) ->
     """p(the chain starts afresh after z): p(<eos> | z) under "reset", zero under "carry"; float64."""
     restart = torch.zeros(distributions.num_states, dtype=torch.float64, device=distributions.device)
     if rule == "reset":
-        restart[distributions.states_of_group[distributions.group_of_word[eos]]] = distributions.emission[eos].double()
+        restart[distributions.states_of_block[distributions.block_of_word[eos]]] = distributions.emission[eos].double()
     return restart
 
 

@@ -138,7 +138,7 @@ def _joint(distributions: HMMDistributions, ids: list[int]) -> Tensor:
 def _short(distributions: HMMDistributions, texts: list[list[int]]) -> list[list[int]]:
     """The beginnings of the texts, so short that every path can be written out."""
     length = 1
-    while length < 6 and distributions.states_per_group ** (length + 1) <= _MAX_PATHS:
+    while length < 6 and distributions.states_per_block ** (length + 1) <= _MAX_PATHS:
         length += 1
     return [ids[:length] for ids in texts]
 
@@ -205,7 +205,7 @@ def _two_word_gap(model: Any, ids: list[int]) -> list[float]:
     words = torch.tensor([w for w in range(len(vocabulary)) if w != vocabulary.eos], device=distributions.device)
     emission = distributions.class_emission(words)
     alpha = distributions.start_at(first) * distributions.emission_of(first)
-    ahead = distributions.forward_step_from([distributions.group(first)], alpha[None]) * emission
+    ahead = distributions.forward_step_from([distributions.block(first)], alpha[None]) * emission
     ahead = distributions.forward_step(ahead) * emission
     ahead = distributions.forward_step(ahead)
     forwards = float((ahead[0, distributions.states(last)] * distributions.emission_of(last)).sum().log())

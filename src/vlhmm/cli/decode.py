@@ -137,7 +137,7 @@ def _tags(gold: Iterator[list[str]], name: str, number: int, words: list[str]) -
 
 
 def _sentence(model: Any, words: list[str], args: argparse.Namespace, before: Prefix | None) -> list[dict[str, Any]]:
-    """The decodings of one sentence, best first: words, states, groups, probabilities, log_prob, eos_state, top."""
+    """The decodings of one sentence, best first: words, states, blocks, probabilities, log_prob, eos_state, top."""
     from vlhmm.queries.decode import decode, posteriors
 
     memory = memory_of(args)
@@ -155,13 +155,13 @@ def _sentence(model: Any, words: list[str], args: argparse.Namespace, before: Pr
         best = table.argmax(1)
         states = known.states.gather(1, best[:, None])[:, 0].tolist()
         id_of, unk = model.vocabulary.id_of, model.vocabulary.unk
-        groups = [int(model.distributions.group_of_word[id_of.get(word, unk)]) for word in words]
+        blocks = [int(model.distributions.block_of_word[id_of.get(word, unk)]) for word in words]
         chosen = table.gather(1, best[:, None])[:, 0].tolist()
         return [
             dict(
                 words=words,
                 states=states,
-                groups=groups,
+                blocks=blocks,
                 probabilities=chosen,
                 log_prob=None,
                 eos_state=None,
@@ -172,7 +172,7 @@ def _sentence(model: Any, words: list[str], args: argparse.Namespace, before: Pr
         dict(
             words=d.words,
             states=d.states,
-            groups=d.groups,
+            blocks=d.blocks,
             probabilities=d.posteriors,
             log_prob=d.log_prob,
             eos_state=d.eos_state,
@@ -191,7 +191,7 @@ def _record(
         "method": args.method,
         "words": decoding["words"],
         "states": decoding["states"],
-        "blocks": decoding["groups"],
+        "blocks": decoding["blocks"],
         "probabilities": decoding["probabilities"],
     }
     if decoding["log_prob"] is not None:
@@ -211,7 +211,7 @@ def _columns(decoding: dict, tags: list[str] | None, args: argparse.Namespace) -
         columns = [
             word,
             str(decoding["states"][t]),
-            str(decoding["groups"][t]),
+            str(decoding["blocks"][t]),
             f"{decoding['probabilities'][t]:.4f}",
         ]
         if decoding["top"]:

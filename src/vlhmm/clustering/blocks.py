@@ -3,9 +3,9 @@
 Input: a block per word (or a number of states per word). Output: `Blocks`, index tables every model reads.
 Knows nothing of texts, of how blocks are found, or of tensors.
 
-A *group* is a set of words that share their emitting states, and the states they share. Under a partition
-the groups are the paper's blocks, and state id = block * K + slot; under uniform constraints every word is
-its own group.
+A *block* is a set of words that share their emitting states, and the states they share. In the paper's
+model the blocks partition the words and the states, and state id = block * K + slot. Under uniform constraints
+every word is its own block and blocks share states.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """The emission constraint: the states `states_of_group[group_of_word[x]]` may emit word x, no others."""
+    """The emission constraint: the states `states_of_block[block_of_word[x]]` may emit word x, no others."""
 
     # The arrays stay writeable: torch.from_numpy warns about any that are not. Nobody writes to them.
-    group_of_word: Int64[np.ndarray, " word"]
-    states_of_group: Int64[np.ndarray, "group slot"]
+    block_of_word: Int64[np.ndarray, " word"]
+    states_of_block: Int64[np.ndarray, "block slot"]
     num_states: int  # ids, padding included: G * K for a partition
-    partition: bool  # no state in two groups, and state id = group * K + slot
-    num_alive: Int64[np.ndarray, " group"]  # a group's slots 0 .. num_alive - 1 exist, the others are padding
+    partition: bool  # no state in two blocks, and state id = block * K + slot
+    num_alive: Int64[np.ndarray, " block"]  # a block's slots 0 .. num_alive - 1 exist, the others are padding
 
     @staticmethod
     def partition_of(
@@ -115,17 +115,17 @@ class Blocks:
     @property
     def vocab_size(self) -> int:
         """V."""
-        return len(self.group_of_word)
+        return len(self.block_of_word)
 
     @property
-    def num_groups(self) -> int:
+    def num_blocks(self) -> int:
         """G: M for a partition, V under uniform constraints."""
-        return len(self.states_of_group)
+        return len(self.states_of_block)
 
     @property
-    def states_per_group(self) -> int:
+    def states_per_block(self) -> int:
         """K, padding included."""
-        return self.states_of_group.shape[1]
+        return self.states_of_block.shape[1]
 
     @property
     def num_real_states(self) -> int:
@@ -135,25 +135,25 @@ class Blocks:
     @property
     def alive(self) -> np.ndarray:
         """(G, K) bool: which slots exist."""
-        return np.arange(self.states_per_group) < self.num_alive[:, None]
+        return np.arange(self.states_per_block) < self.num_alive[:, None]
 
     @property
-    def words_by_group(self) -> tuple[np.ndarray, np.ndarray]:
-        """(order, sizes): word ids sorted by group, then by id, and how many words each group has."""
-        order = np.argsort(self.group_of_word, kind="stable")
-        return order, np.bincount(self.group_of_word, minlength=self.num_groups)
+    def words_by_block(self) -> tuple[np.ndarray, np.ndarray]:
+        """(order, sizes): word ids sorted by block, then by id, and how many words each block has."""
+        order = np.argsort(self.block_of_word, kind="stable")
+        return order, np.bincount(self.block_of_word, minlength=self.num_blocks)
 
-    def words_of_group(self, group: int) -> np.ndarray:
-        """The ids of one group's words, ascending."""
-        return np.flatnonzero(self.group_of_word == group)
+    def words_of_block(self, block: int) -> np.ndarray:
+        """The ids of one block's words, ascending."""
+        return np.flatnonzero(self.block_of_word == block)
 
     def equals(self, other: Blocks) -> bool:
         """Whether both constrain the same words to the same states."""
         return (
             self.num_states == other.num_states
             and self.partition == other.partition
-            and np.array_equal(self.group_of_word, other.group_of_word)
-            and np.array_equal(self.states_of_group, other.states_of_group)
+            and np.array_equal(self.block_of_word, other.block_of_word)
+            and np.array_equal(self.states_of_block, other.states_of_block)
             and np.array_equal(self.num_alive, other.num_alive)
         )
 
@@ -169,16 +169,16 @@ class Blocks:
         yield f"# vlhmm blocks {FORMAT_VERSION}"
         yield f"# kind {'partition' if self.partition else 'uniform'}"
         yield f"# num_states {self.num_states}"
-        yield f"# states_per_group {self.states_per_group}"
-        groups = self.group_of_word.tolist()
+        yield f"# states_per_group {self.states_per_block}"
+        blocks = self.block_of_word.tolist()
         if self.partition:
             yield f"# num_alive {','.join(map(str, self.num_alive.tolist()))}"
             tallies = [0] * self.vocab_size if counts is None else [int(count) for count in counts]
-            for word, block, count in zip(words, groups, tallies, strict=True):
+            for word, block, count in zip(words, blocks, tallies, strict=True):
                 yield f"{word}\t{block}\t{count}"
         else:
-            for word, group in zip(words, groups, strict=True):
-                yield f"{word}\t{','.join(map(str, self.states_of_group[group].tolist()))}"
+            for word, block in zip(words, blocks, strict=True):
+                yield f"{word}\t{','.join(map(str, self.states_of_block[block].tolist()))}"
 
     @staticmethod
     def read(path: str | Path, words: Sequence[str]) -> Blocks:
@@ -186,7 +186,7 @@ class Blocks:
         header, rows = _header_and_rows(path)
         partition = header["kind"] == "partition"
         num_states = _header_integers(path, header, "num_states")[0]
-        states_per_group = _header_integers(path, header, "states_per_group")[0]
+        states_per_block = _header_integers(path, header, "states_per_group")[0]
         id_of = {word: index for index, word in enumerate(words)}
         found: dict[int, list[int]] = {}
         for number, row in rows:
@@ -211,15 +211,15 @@ class Blocks:
         table = [found[index] for index in range(len(words))]
         try:
             if not partition:
-                return _uniform_from(table, num_states, states_per_group)
+                return _uniform_from(table, num_states, states_per_block)
             if any(len(blocks) != 1 for blocks in table):
                 raise ConfigError("a word has several blocks, expected one")
-            if states_per_group < 1 or num_states % states_per_group:
-                raise ConfigError(f"num_states={num_states} is not a multiple of {states_per_group}")
+            if states_per_block < 1 or num_states % states_per_block:
+                raise ConfigError(f"num_states={num_states} is not a multiple of {states_per_block}")
             return Blocks.partition_of(
                 [blocks[0] for blocks in table],
-                num_states // states_per_group,
-                states_per_group,
+                num_states // states_per_block,
+                states_per_block,
                 _header_integers(path, header, "num_alive"),
             )
         except ConfigError as error:  # here the file is at fault, so it is named
@@ -314,18 +314,18 @@ def _integers(values: Sequence[int] | np.ndarray, name: str) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _uniform_from(table: list[list[int]], num_states: int, states_per_group: int) -> Blocks:
+def _uniform_from(table: list[list[int]], num_states: int, states_per_block: int) -> Blocks:
     for word, states in enumerate(table):
-        if len(states) != states_per_group or len(set(states)) != states_per_group:
-            raise ConfigError(f"word {word} has {len(set(states))} different states, expected {states_per_group}")
+        if len(states) != states_per_block or len(set(states)) != states_per_block:
+            raise ConfigError(f"word {word} has {len(set(states))} different states, expected {states_per_block}")
         if min(states) < 0 or max(states) >= num_states:
             raise ConfigError(f"word {word} has a state outside 0 to {num_states - 1}")
-    states_of_group = np.sort(np.array(table, dtype=np.int64), axis=1)
-    uses = np.bincount(states_of_group.ravel(), minlength=num_states)
+    states_of_block = np.sort(np.array(table, dtype=np.int64), axis=1)
+    uses = np.bincount(states_of_block.ravel(), minlength=num_states)
     if not uses.all():
         raise ConfigError(f"state {np.flatnonzero(uses == 0)[0]} has no words and could emit nothing")
-    alive = np.full(len(table), states_per_group, dtype=np.int64)
-    return Blocks(np.arange(len(table), dtype=np.int64), states_of_group, num_states, False, alive)
+    alive = np.full(len(table), states_per_block, dtype=np.int64)
+    return Blocks(np.arange(len(table), dtype=np.int64), states_of_block, num_states, False, alive)
 
 
 _HEADER = ("vlhmm", "kind", "num_states", "states_per_group", "num_alive")

@@ -10,46 +10,46 @@ from vlhmm.inference.types import Chain
 
 
 class FilterState(NamedTuple):
-    """The filtered posterior after the last token of each row, on the states of its group; group -1: nothing read yet."""
+    """The filtered posterior after the last token of each row, on the states of its block; block -1: nothing read yet."""
 
-    group: Int[Tensor, " batch"]
+    block: Int[Tensor, " batch"]
     alpha: Float[Tensor, "batch slot"]
 
 
 class Pairs(NamedTuple):
-    """Distinct (from, to) pairs of groups, sorted by from, then to."""
+    """Distinct (from, to) pairs of blocks, sorted by from, then to."""
 
-    from_group: Int[Tensor, " pair"]
-    to_group: Int[Tensor, " pair"]
+    from_block: Int[Tensor, " pair"]
+    to_block: Int[Tensor, " pair"]
 
 
 def pair_codes(
-    group_of_word: Int[Tensor, " word"],
-    num_groups: int,
+    block_of_word: Int[Tensor, " word"],
+    num_blocks: int,
     tokens: Int[Tensor, "batch time"],
     restart: Bool[Tensor, "batch time"],
-    carry_group: Int[Tensor, " batch"],
+    carry_block: Int[Tensor, " batch"],
 ) -> Int[Tensor, "batch time"]:
     """from * G + to for the edge into each token; -1 where it starts afresh."""
-    group = group_of_word[tokens]
-    previous = torch.cat([carry_group[:, None], group[:, :-1]], dim=1)
-    return torch.where(restart | (previous < 0), -1, previous * num_groups + group)
+    block = block_of_word[tokens]
+    previous = torch.cat([carry_block[:, None], block[:, :-1]], dim=1)
+    return torch.where(restart | (previous < 0), -1, previous * num_blocks + block)
 
 
-def distinct_pairs(codes: Tensor, live: Tensor, num_groups: int) -> tuple[Int[Tensor, " pair"], Pairs]:
+def distinct_pairs(codes: Tensor, live: Tensor, num_blocks: int) -> tuple[Int[Tensor, " pair"], Pairs]:
     """(sorted distinct codes, the pairs they stand for) among the live edges."""
     used = codes[live & (codes >= 0)]
-    if num_groups**2 <= 1 << 24:  # a table of marks beats sorting
-        marks = torch.zeros(num_groups**2, dtype=torch.bool, device=codes.device)
+    if num_blocks**2 <= 1 << 24:  # a table of marks beats sorting
+        marks = torch.zeros(num_blocks**2, dtype=torch.bool, device=codes.device)
         marks[used] = True
         found = marks.nonzero()[:, 0]
     else:
         found = used.unique()
-    return found, Pairs(found // num_groups, found % num_groups)
+    return found, Pairs(found // num_blocks, found % num_blocks)
 
 
 def chain_of(
-    group_of_word: Int[Tensor, " word"],
+    block_of_word: Int[Tensor, " word"],
     tokens: Tensor,
     lengths: Tensor,
     codes: Tensor,
@@ -59,15 +59,15 @@ def chain_of(
     edge_of = torch.searchsorted(known, codes.clamp(min=0)) if len(known) else torch.zeros_like(codes)
     edge_of = torch.where(codes >= 0, edge_of, -1)
     live = torch.arange(tokens.shape[1], device=tokens.device)[None] < lengths[:, None]
-    return Chain(group_of_word[tokens], tokens, torch.where(live, edge_of, -1), lengths)
+    return Chain(block_of_word[tokens], tokens, torch.where(live, edge_of, -1), lengths)
 
 
-def last_carry(alpha: Tensor, group: Tensor, lengths: Tensor, before: FilterState) -> FilterState:
+def last_carry(alpha: Tensor, block: Tensor, lengths: Tensor, before: FilterState) -> FilterState:
     """What row b knows after its last token; an empty row keeps what it knew."""
     last = (lengths - 1).clamp(min=0)
     rows = torch.arange(len(lengths), device=lengths.device)
     empty = lengths == 0
     return FilterState(
-        torch.where(empty, before.group, group[rows, last]),
+        torch.where(empty, before.block, block[rows, last]),
         torch.where(empty[:, None], before.alpha, alpha[rows, last]),
     )

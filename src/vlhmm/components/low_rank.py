@@ -47,25 +47,25 @@ class LowRank:
         return phi, (v - v.detach().amax((1, 2), keepdim=True)).exp()
 
     @torch.no_grad()
-    def leave(self, phi: Tensor, psi: Tensor, from_group: Groups, to_group: Groups) -> Float[Tensor, "pair slot"]:
+    def leave(self, phi: Tensor, psi: Tensor, from_block: Groups, to_block: Groups) -> Float[Tensor, "pair slot"]:
         """p(m' | z) / (phi_z . Psi_m') for the states z of each pair's first block."""
         mass, log_block = psi.sum(1), self.log_block.detach()
-        result = phi.new_empty(len(from_group), phi.shape[1])
-        for group, first, last in runs(from_group):
-            to = to_group[first:last]
-            torch.div(log_block[group][:, to].exp().t(), mass[to] @ phi[group].t(), out=result[first:last])
+        result = phi.new_empty(len(from_block), phi.shape[1])
+        for block, first, last in runs(from_block):
+            to = to_block[first:last]
+            torch.div(log_block[block][:, to].exp().t(), mass[to] @ phi[block].t(), out=result[first:last])
         return result
 
     @torch.no_grad()
-    def tiles(self, from_group: Groups, to_group: Groups, out: Tensor | None = None) -> TileCounts:
+    def tiles(self, from_block: Groups, to_block: Groups, out: Tensor | None = None) -> TileCounts:
         """A[states of from][:, states of to] for each pair; pairs are sorted by `from`."""
         phi, psi = self.factors()
-        leave, num_slots = self.leave(phi, psi, from_group, to_group), phi.shape[1]
+        leave, num_slots = self.leave(phi, psi, from_block, to_block), phi.shape[1]
         if out is None:
-            out = phi.new_empty(len(from_group), num_slots, num_slots)
-        for group, first, last in runs(from_group):
-            through = leave[first:last, :, None] * phi[group]
-            torch.bmm(through, psi[to_group[first:last]].transpose(1, 2), out=out[first:last])
+            out = phi.new_empty(len(from_block), num_slots, num_slots)
+        for block, first, last in runs(from_block):
+            through = leave[first:last, :, None] * phi[block]
+            torch.bmm(through, psi[to_block[first:last]].transpose(1, 2), out=out[first:last])
         return out
 
     @torch.no_grad()
@@ -80,8 +80,8 @@ class LowRank:
 
     def expected_log_likelihood(
         self,
-        from_group: Groups,
-        to_group: Groups,
+        from_block: Groups,
+        to_block: Groups,
         counts: ChannelCounts,
         value: bool = True,
         tiles: TileCounts | None = None,
@@ -90,9 +90,9 @@ class LowRank:
 
         Without `value` the number of the channels is left out (it is 0), but not of the gradient.
         """
-        block_part = (counts.leave * self.log_block[from_group, :, to_group]).sum()
+        block_part = (counts.leave * self.log_block[from_block, :, to_block]).sum()
         phi, psi = self.factors()
-        return block_part + _Channels.apply(phi, psi, from_group, to_group, counts, value)
+        return block_part + _Channels.apply(phi, psi, from_block, to_block, counts, value)
 
     def sample(self, states: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
         """z' ~ p(. | z) for each given z: first its block, then its slot, O(M + K r) each."""
@@ -108,19 +108,19 @@ class _Channels(torch.autograd.Function):
     r"""sum of source counts log phi + target counts log psi - leaving counts log(phi . Psi), value and gradient in one pass."""
 
     @staticmethod
-    def forward(ctx, phi, psi, from_group, to_group, counts: ChannelCounts, with_value):
+    def forward(ctx, phi, psi, from_block, to_block, counts: ChannelCounts, with_value):
         phi, psi = phi.detach(), psi.detach()
         tiny = torch.finfo(phi.dtype).tiny
         d_phi, d_psi = counts.source / phi.clamp(min=tiny), counts.target / psi.clamp(min=tiny)
         mass, d_mass = psi.sum(1), torch.zeros_like(psi[:, 0])
         value = torch.zeros((), dtype=torch.float64, device=phi.device)
-        for group, first, last in runs(from_group):
-            to, left = to_group[first:last], counts.leave[first:last]
+        for block, first, last in runs(from_block):
+            to, left = to_block[first:last], counts.leave[first:last]
             entered = mass[to]  # (n, R)
-            normalizer = entered @ phi[group].t()  # (n, K)
+            normalizer = entered @ phi[block].t()  # (n, K)
             weight = left / normalizer
-            d_phi[group].addmm_(weight.t(), entered, alpha=-1)
-            d_mass.index_add_(0, to, weight @ phi[group], alpha=-1)
+            d_phi[block].addmm_(weight.t(), entered, alpha=-1)
+            d_mass.index_add_(0, to, weight @ phi[block], alpha=-1)
             if with_value:
                 value -= (left * normalizer.log()).sum(dtype=torch.float64)
         d_psi += d_mass[:, None]

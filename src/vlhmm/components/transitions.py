@@ -4,11 +4,11 @@ r"""Transition potentials of two kinds, behind one interface: what every later s
 `BlockFactored`  p(z' | z) = p(m' | z) p(z' | z, m'), m' the block of z'        (ours)
 
 Each comes from low-rank factors (neural) or from free logits (scalar). The |Z| x |Z| matrix is
-never held (but for counts where groups share states): tiles are made for the block pairs that occur, and
+never held (but for counts where blocks share states): tiles are made for the block pairs that occur, and
 the gradient of the expected complete log-likelihood streams over row tiles.
 
 A transition answers:
-    tiles(from_group, to_group)     (P, K, K) probabilities of the given block pairs
+    tiles(from_block, to_block)     (P, K, K) probabilities of the given block pairs
     rows(states)                    (n, S) probabilities of leaving the given states
     expected_log_likelihood(...)    sum of counts * log-probabilities, differentiable; of all slots or of some
     sample(states, generator)       a next state for each given one
@@ -33,18 +33,18 @@ def columns_to_log(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 class Run(NamedTuple):
-    """The pairs first .. last - 1 of a sorted list leave one group."""
+    """The pairs first .. last - 1 of a sorted list leave one block."""
 
-    group: int
+    block: int
     first: int
     last: int
 
 
-def runs(from_group: Tensor) -> list[Run]:
+def runs(from_block: Tensor) -> list[Run]:
     """The runs of equal entries in a sorted list of pairs."""
-    groups, sizes = torch.unique_consecutive(from_group, return_counts=True)
+    blocks, sizes = torch.unique_consecutive(from_block, return_counts=True)
     ends = sizes.cumsum(0).tolist()
-    return [Run(g, end - n, end) for g, n, end in zip(groups.tolist(), sizes.tolist(), ends, strict=True)]
+    return [Run(g, end - n, end) for g, n, end in zip(blocks.tolist(), sizes.tolist(), ends, strict=True)]
 
 
 def run_of_pair(tile: list[Run], device: torch.device) -> Int[Tensor, " pair"]:
@@ -54,7 +54,7 @@ def run_of_pair(tile: list[Run], device: torch.device) -> Int[Tensor, " pair"]:
 
 
 def tiles_of(rows: Tensor, num_rows: int, num_slots: int) -> Tensor:
-    """(runs, groups, rows of a block, K): a view of rows (rows of the runs, S) as tiles."""
+    """(runs, blocks, rows of a block, K): a view of rows (rows of the runs, S) as tiles."""
     return rows.view(len(rows) // num_rows, num_rows, -1, num_slots).transpose(1, 2)
 
 
@@ -66,15 +66,15 @@ PAIRS_AT_ONCE = 256  # of tiles that are added up by states: their positions tak
 ROWS_AT_ONCE = 512  # of the transition matrix: enough for matrix products to run at full speed, 32 MB at 2^14 columns
 
 
-def row_tiles(from_group: Tensor, num_slots: int) -> list[list[Run]]:
+def row_tiles(from_block: Tensor, num_slots: int) -> list[list[Run]]:
     """The runs, a few blocks at a time: about ROWS_AT_ONCE rows of the matrix together."""
-    every, at_once = runs(from_group), max(1, ROWS_AT_ONCE // num_slots)
+    every, at_once = runs(from_block), max(1, ROWS_AT_ONCE // num_slots)
     return [every[i : i + at_once] for i in range(0, len(every), at_once)]
 
 
 @dataclass(frozen=True, eq=False)
 class Softmax:
-    r"""p(z' | z) = exp(u_z . v_z') / sum over all states. Without a partition, groups share states.
+    r"""p(z' | z) = exp(u_z . v_z') / sum over all states. Without a partition, blocks share states.
 
     `logits` holds a free |Z| x |Z| matrix instead of factors in the scalar parameterization.
     """
@@ -83,7 +83,7 @@ class Softmax:
     target: Float[Tensor, "state width"] | None
     logits: Float[Tensor, "state state"] | None
     enterable: Bool[Tensor, " state"] | None
-    states_of_group: Int[Tensor, "group slot"]
+    states_of_block: Int[Tensor, "block slot"]
     partition: bool = True
     log_normalizer: Float[Tensor, " state"] | None = None  # of every row, once it is known
 
@@ -104,7 +104,7 @@ class Softmax:
     @torch.no_grad()
     def normalized(self) -> "Softmax":
         """The same with every row's normalizer computed once, O(S^2 h): tiles then cost only themselves."""
-        every = torch.arange(self.num_states, device=self.states_of_group.device)
+        every = torch.arange(self.num_states, device=self.states_of_block.device)
         parts = [self.scores(states).logsumexp(-1) for states in every.split(ROWS_AT_ONCE)]
         return replace(self, log_normalizer=torch.cat(parts))
 
@@ -127,37 +127,37 @@ class Softmax:
         return torch.softmax(scores, -1, out=scores)
 
     @torch.no_grad()
-    def tiles(self, from_group: Groups, to_group: Groups, out: Tensor | None = None) -> TileCounts:
+    def tiles(self, from_block: Groups, to_block: Groups, out: Tensor | None = None) -> TileCounts:
         """A[states of from][:, states of to] for each pair; pairs are sorted by `from`."""
-        num_slots = self.states_of_group.shape[1]
+        num_slots = self.states_of_block.shape[1]
         factor = self.logits if self.logits is not None else self.source
         assert factor is not None
         if out is None:
-            out = factor.new_empty(len(from_group), num_slots, num_slots)
+            out = factor.new_empty(len(from_block), num_slots, num_slots)
         if not self.partition and self.log_normalizer is None:  # a row is in many tiles: it is normalized once
-            return self.normalized().tiles(from_group, to_group, out)
+            return self.normalized().tiles(from_block, to_block, out)
         if self.log_normalizer is not None and self.logits is None:
-            return self._tiles_alone(from_group, to_group, out)
+            return self._tiles_alone(from_block, to_block, out)
         buffer = factor.new_empty(max(num_slots, ROWS_AT_ONCE), self.num_states)
-        for tile in row_tiles(from_group, num_slots):
-            states = self.states_of_group[[run.group for run in tile]].flatten()
+        for tile in row_tiles(from_block, num_slots):
+            states = self.states_of_block[[run.block for run in tile]].flatten()
             rows = self.rows(states, buffer[: len(states)] if self.logits is None else None)
             if num_slots <= FEW_STATES:
                 first, last = tile[0].first, tile[-1].last
-                where = run_of_pair(tile, out.device), to_group[first:last]
+                where = run_of_pair(tile, out.device), to_block[first:last]
                 out[first:last] = tiles_of(rows, num_slots, num_slots)[where]
                 continue
             for run, ours in zip(tile, rows.split(num_slots), strict=True):
-                grouped = ours.view(num_slots, -1, num_slots).transpose(0, 1)
-                torch.index_select(grouped, 0, to_group[run.first : run.last], out=out[run.first : run.last])
+                blocked = ours.view(num_slots, -1, num_slots).transpose(0, 1)
+                torch.index_select(blocked, 0, to_block[run.first : run.last], out=out[run.first : run.last])
         return out
 
-    def _tiles_alone(self, from_group: Groups, to_group: Groups, out: Tensor) -> TileCounts:
+    def _tiles_alone(self, from_block: Groups, to_block: Groups, out: Tensor) -> TileCounts:
         """The tiles without the rest of their rows, where the normalizers are known."""
         assert self.source is not None and self.target is not None and self.log_normalizer is not None
         allowed = columns_to_log(self.enterable, out.dtype)
-        for group, first, last in runs(from_group):
-            ours, entered = self.states_of_group[group], self.states_of_group[to_group[first:last]]
+        for block, first, last in runs(from_block):
+            ours, entered = self.states_of_block[block], self.states_of_block[to_block[first:last]]
             tiles = torch.matmul(self.source[ours], self.target[entered].transpose(1, 2), out=out[first:last])
             tiles -= self.log_normalizer[ours, None]
             if allowed is not None:
@@ -167,8 +167,8 @@ class Softmax:
 
     def expected_log_likelihood(
         self,
-        from_group: Groups,
-        to_group: Groups,
+        from_block: Groups,
+        to_block: Groups,
         counts: TileCounts,
         value: bool = True,
         tiles: TileCounts | None = None,
@@ -178,39 +178,39 @@ class Softmax:
         time.
 
         Without `value` the number itself is left out (it is 0), which saves a pass; the gradient is the same. Tiles that
-        are known already do not help here: the gradient needs whole rows. Where groups share states, `slots` are states.
+        are known already do not help here: the gradient needs whole rows. Where blocks share states, `slots` are states.
         """
         if self.logits is not None:
-            return self.scalar_log_likelihood(from_group, to_group, counts[:, slots], slots)
+            return self.scalar_log_likelihood(from_block, to_block, counts[:, slots], slots)
         if not self.partition:
-            matrix = self.counts_of_states(from_group, to_group, counts)
+            matrix = self.counts_of_states(from_block, to_block, counts)
             return _SharedSoftmax.apply(self.source, self.target, matrix, self.enterable, value, slots)
         return _StreamedSoftmax.apply(
-            self.source, self.target, self, from_group, to_group, counts[:, slots], value, slots
+            self.source, self.target, self, from_block, to_block, counts[:, slots], value, slots
         )
 
     def counts_of_states(
-        self, from_group: Groups, to_group: Groups, counts: TileCounts
+        self, from_block: Groups, to_block: Groups, counts: TileCounts
     ) -> Float[Tensor, "state state"]:
-        """The counts of all pairs, added up by states: where groups share states, many tiles meet in one entry."""
+        """The counts of all pairs, added up by states: where blocks share states, many tiles meet in one entry."""
         matrix = counts.new_zeros(self.num_states, self.num_states)
         for start, end, tiles in zip(
-            from_group.split(PAIRS_AT_ONCE), to_group.split(PAIRS_AT_ONCE), counts.split(PAIRS_AT_ONCE), strict=True
+            from_block.split(PAIRS_AT_ONCE), to_block.split(PAIRS_AT_ONCE), counts.split(PAIRS_AT_ONCE), strict=True
         ):
-            rows, columns = self.states_of_group[start], self.states_of_group[end]
+            rows, columns = self.states_of_block[start], self.states_of_block[end]
             where = rows[:, :, None] * self.num_states + columns[:, None]
             matrix.view(-1).scatter_add_(0, where.view(-1), tiles.reshape(-1))
         return matrix
 
-    def scalar_log_likelihood(self, from_group: Tensor, to_group: Tensor, counts: Tensor, slots: slice) -> Tensor:
+    def scalar_log_likelihood(self, from_block: Tensor, to_block: Tensor, counts: Tensor, slots: slice) -> Tensor:
         assert self.logits is not None
         value = torch.zeros((), dtype=counts.dtype, device=counts.device)
         allowed = columns_to_log(self.enterable, counts.dtype)
-        for group, first, last in runs(from_group):
-            states = self.states_of_group[group, slots]
+        for block, first, last in runs(from_block):
+            states = self.states_of_block[block, slots]
             log_rows = (self.logits[states] if allowed is None else self.logits[states] + allowed).log_softmax(-1)
             dense = counts.new_zeros(len(states), self.num_states)
-            add_tiles(dense, to_group[first:last], counts[first:last])
+            add_tiles(dense, to_block[first:last], counts[first:last])
             used = dense > 0
             value = value + (dense[used] * log_rows[used]).sum()
         return value
@@ -228,7 +228,7 @@ class _StreamedSoftmax(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, source, target, softmax: Softmax, from_group, to_group, counts, with_value, slots):
+    def forward(ctx, source, target, softmax: Softmax, from_block, to_block, counts, with_value, slots):
         source, target = source.detach(), target.detach()
         d_source, d_target = torch.zeros_like(source), torch.zeros_like(target)
         num_rows = counts.shape[1]  # of a block: those of `slots`
@@ -236,8 +236,8 @@ class _StreamedSoftmax(torch.autograd.Function):
         allowed = columns_to_log(softmax.enterable, source.dtype)
         buffer = source.new_empty(max(num_rows, ROWS_AT_ONCE), target.shape[0])
         departures = counts.sum(dim=-1)  # (P, rows)
-        for tile in row_tiles(from_group, num_rows):
-            states = softmax.states_of_group[[run.group for run in tile], slots].flatten()
+        for tile in row_tiles(from_block, num_rows):
+            states = softmax.states_of_block[[run.block for run in tile], slots].flatten()
             ours = source[states]
             scores = torch.mm(ours, target.t(), out=buffer[: len(states)])
             if allowed is not None:
@@ -246,10 +246,10 @@ class _StreamedSoftmax(torch.autograd.Function):
             if with_value:
                 value -= (totals * scores.logsumexp(-1)).sum(dtype=torch.float64)
                 for run, rows in zip(tile, scores.split(num_rows), strict=True):
-                    value += dot_tiles(rows, to_group[run.first : run.last], counts[run.first : run.last])
+                    value += dot_tiles(rows, to_block[run.first : run.last], counts[run.first : run.last])
             torch.softmax(scores, -1, out=scores)
             scores *= -totals[:, None]
-            add_tiles_of_runs(scores, tile, to_group, counts)
+            add_tiles_of_runs(scores, tile, to_block, counts)
             d_source.index_add_(0, states, scores @ target)
             d_target.addmm_(scores.t(), ours)
         ctx.save_for_backward(d_source, d_target)
@@ -270,28 +270,28 @@ def departures_of_rows(departures: Tensor, tile: list[Run]) -> Tensor:
     return totals.index_add_(0, run_of_pair(tile, departures.device), departures[first:last]).flatten()
 
 
-def add_tiles_of_runs(rows: Tensor, tile: list[Run], to_group: Tensor, counts: Tensor) -> None:
+def add_tiles_of_runs(rows: Tensor, tile: list[Run], to_block: Tensor, counts: Tensor) -> None:
     """Adds the runs' tiles (P, rows of a block, K) to their places in `rows` (rows of the runs, S), in place."""
     if counts.shape[1] > FEW_STATES:
         for run, ours in zip(tile, rows.split(counts.shape[1]), strict=True):
-            add_tiles(ours, to_group[run.first : run.last], counts[run.first : run.last])
+            add_tiles(ours, to_block[run.first : run.last], counts[run.first : run.last])
         return
     first, last = tile[0].first, tile[-1].last
-    where = run_of_pair(tile, rows.device), to_group[first:last]
+    where = run_of_pair(tile, rows.device), to_block[first:last]
     tiles_of(rows, counts.shape[1], counts.shape[2])[where] += counts[first:last]  # no pair is there twice
 
 
-def dot_tiles(rows: Tensor, to_group: Tensor, tiles: Tensor) -> Tensor:
+def dot_tiles(rows: Tensor, to_block: Tensor, tiles: Tensor) -> Tensor:
     """sum of tiles (P, rows, K) * the same entries of `rows` (rows, S)."""
-    entries = rows.view(len(rows), -1, tiles.shape[-1])[:, to_group].transpose(0, 1)
+    entries = rows.view(len(rows), -1, tiles.shape[-1])[:, to_block].transpose(0, 1)
     used = tiles > 0  # a dropped column has score -inf and no counts
     return (tiles[used] * entries[used]).sum(dtype=torch.float64)
 
 
-def add_tiles(rows: Tensor, to_group: Tensor, tiles: Tensor) -> None:
+def add_tiles(rows: Tensor, to_block: Tensor, tiles: Tensor) -> None:
     """Adds the tiles (P, rows, K) to their columns of `rows` (rows, S), in place."""
-    grouped = rows.view(len(rows), -1, tiles.shape[-1]).transpose(0, 1)
-    grouped.index_add_(0, to_group, tiles)
+    blocked = rows.view(len(rows), -1, tiles.shape[-1]).transpose(0, 1)
+    blocked.index_add_(0, to_block, tiles)
 
 
 class _SharedSoftmax(torch.autograd.Function):
@@ -352,11 +352,11 @@ class BlockFactored:
         moved["log_block"] = moved["log_block"].log_softmax(-1)  # a wider type shows what rounding had left over
         return replace(self, **moved)
 
-    def within(self, scores: Float[Tensor, "*n slot"], to_group: Tensor) -> Tensor:
-        """softmax over the last axis, (..., K) scores of entering the states of `to_group`, in place."""
+    def within(self, scores: Float[Tensor, "*n slot"], to_block: Tensor) -> Tensor:
+        """softmax over the last axis, (..., K) scores of entering the states of `to_block`, in place."""
         allowed = columns_to_log(self.enterable, scores.dtype)
         if allowed is not None:
-            scores += allowed[to_group]
+            scores += allowed[to_block]
         return torch.softmax(scores, -1, out=scores)
 
     @torch.no_grad()
@@ -377,33 +377,33 @@ class BlockFactored:
         return scores.view(len(states), -1)
 
     @torch.no_grad()
-    def tiles(self, from_group: Groups, to_group: Groups, out: Tensor | None = None) -> TileCounts:
+    def tiles(self, from_block: Groups, to_block: Groups, out: Tensor | None = None) -> TileCounts:
         """A[states of from][:, states of to] for each pair; only these are computed. Pairs are sorted by `from`."""
         num_slots = self.log_block.shape[1]
         if out is None:
-            out = self.log_block.new_empty(len(from_group), num_slots, num_slots)
-        for group, first, last in runs(from_group):
-            to = to_group[first:last]
+            out = self.log_block.new_empty(len(from_block), num_slots, num_slots)
+        for block, first, last in runs(from_block):
+            to = to_block[first:last]
             tiles = out[first:last]
             if self.logits is not None:
-                tiles.copy_(self.logits[group, to])
+                tiles.copy_(self.logits[block, to])
                 self.within(tiles.transpose(0, 1), to)
             else:
                 assert self.source is not None and self.target is not None
                 entered = self.target[to]
-                torch.matmul(self.source[group], entered.transpose(1, 2), out=tiles)
+                torch.matmul(self.source[block], entered.transpose(1, 2), out=tiles)
                 if self.enterable is not None:
                     allowed = columns_to_log(self.enterable, tiles.dtype)
                     if allowed is not None:
                         tiles += allowed[to][:, None]
                 torch.softmax(tiles, -1, out=tiles)
-            tiles *= self.log_block[group, :, to].exp().t()[..., None]
+            tiles *= self.log_block[block, :, to].exp().t()[..., None]
         return out
 
     def expected_log_likelihood(
         self,
-        from_group: Groups,
-        to_group: Groups,
+        from_block: Groups,
+        to_block: Groups,
         counts: TileCounts,
         value: bool = True,
         tiles: TileCounts | None = None,
@@ -416,17 +416,17 @@ class BlockFactored:
         """
         counts = counts[:, slots]
         departures = counts.sum(-1)  # (P, rows): expected moves from a state into a block
-        block_part = (departures * self.log_block[from_group, slots, to_group]).sum()
+        block_part = (departures * self.log_block[from_block, slots, to_block]).sum()
         if self.logits is not None:
-            scores = self.logits[from_group, to_group, slots]
+            scores = self.logits[from_block, to_block, slots]
             allowed = columns_to_log(self.enterable, scores.dtype)
             if allowed is not None:
-                scores = scores + allowed[to_group][:, None]
+                scores = scores + allowed[to_block][:, None]
             used = counts > 0
             return block_part + (counts[used] * scores.log_softmax(-1)[used]).sum()
         known = None if tiles is None else tiles[:, slots]
         within = _TiledSoftmax.apply(
-            self.source, self.target, self, from_group, to_group, counts, departures, value, known, slots
+            self.source, self.target, self, from_block, to_block, counts, departures, value, known, slots
         )
         return block_part + within
 
@@ -453,8 +453,8 @@ class _TiledSoftmax(torch.autograd.Function):
         source,
         target,
         transition: BlockFactored,
-        from_group,
-        to_group,
+        from_block,
+        to_block,
         counts,
         departures,
         with_value,
@@ -465,20 +465,20 @@ class _TiledSoftmax(torch.autograd.Function):
         d_source, d_target = torch.zeros_like(source), torch.zeros_like(target)
         value = torch.zeros((), dtype=torch.float64, device=source.device)
         allowed = columns_to_log(transition.enterable, source.dtype)
-        widest = max((last - first for _, first, last in runs(from_group)), default=0)
+        widest = max((last - first for _, first, last in runs(from_block)), default=0)
         buffer = counts.new_empty(widest * counts[0].numel() if len(counts) else 0)
         num_rows = counts.shape[1]
         alive = transition.enterable
         living = [num_rows] * len(source) if alive is None else alive[:, slots].sum(1).tolist()
-        for group, first, last in runs(from_group):
-            rows = living[group]  # states after them, in a block smaller than others, are never left
-            to, tiles = to_group[first:last], counts[first:last, :rows]
-            entered, ours = target[to], source[group, slots][:rows]  # (n, K, w), (rows, w)
+        for block, first, last in runs(from_block):
+            rows = living[block]  # states after them, in a block smaller than others, are never left
+            to, tiles = to_block[first:last], counts[first:last, :rows]
+            entered, ours = target[to], source[block, slots][:rows]  # (n, K, w), (rows, w)
             scores = buffer[: tiles.numel()].view(tiles.shape)
             weight = -departures[first:last, :rows]
             if known is not None and not with_value:
                 # a tile is p(block | z) p(z' | z, block): the second factor is what the softmax would give
-                into_block = log_block[group, slots][:rows, to].exp().t().clamp(min=torch.finfo(scores.dtype).tiny)
+                into_block = log_block[block, slots][:rows, to].exp().t().clamp(min=torch.finfo(scores.dtype).tiny)
                 torch.mul(known[first:last, :rows], (weight / into_block)[..., None], out=scores)
             else:
                 torch.matmul(ours, entered.transpose(1, 2), out=scores)
@@ -491,7 +491,7 @@ class _TiledSoftmax(torch.autograd.Function):
                 torch.softmax(scores, -1, out=scores)
                 scores *= weight[..., None]
             scores += tiles  # d(expected log-likelihood) / d(logit)
-            d_source[group, slots][:rows] = torch.bmm(scores, entered).sum(0)
+            d_source[block, slots][:rows] = torch.bmm(scores, entered).sum(0)
             d_target.index_add_(0, to, torch.matmul(scores.transpose(1, 2), ours))
         ctx.save_for_backward(d_source, d_target)
         return value.to(source.dtype)

@@ -139,7 +139,7 @@ class _LogLikelihood(torch.autograd.Function):
 
 
 def log_likelihood(
-    log_start: Float[Tensor, "group slot"],
+    log_start: Float[Tensor, "block slot"],
     log_emission: Float[Tensor, "word slot"],
     log_tiles: Float[Tensor, "pair slot slot"],
     chain: Chain,

@@ -13,7 +13,7 @@ from vlhmm.inference.types import Chain
 
 
 def expand(
-    log_start: Float[Tensor, "group slot"],
+    log_start: Float[Tensor, "block slot"],
     log_emission: Float[Tensor, "word slot"],
     log_tiles: Float[Tensor, "pair slot slot"],
     chain: Chain,

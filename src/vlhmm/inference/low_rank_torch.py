@@ -3,9 +3,9 @@ r"""Exact inference where every transition runs through R channels: tiles that a
     A_p(i, j) = leave_p(i) \sum_r source_{from(p)}(i, r) target_{to(p)}(j, r)
 
 A step is two products with a (K, R) table in place of one with a (K, K) tile, and a tile need not exist, however
-many pairs of groups occur. The expected counts of a pair's K x K moves are not needed either: the channel is a hidden
+many pairs of blocks occur. The expected counts of a pair's K x K moves are not needed either: the channel is a hidden
 variable like any other, and its counts (which state took which channel, which channel led to which state) are sums
-over groups, not over pairs.
+over blocks, not over pairs.
 
 Plain torch here, for every device; on a CPU `channel_kernels` computes the same numbers.
 """
@@ -22,11 +22,11 @@ from vlhmm.inference.types import Chain, Forward
 class ChannelPotentials(NamedTuple):
     """The tables a chain is scored with (probabilities, one dtype, one device)."""
 
-    start: Float[Tensor, "group slot"]
+    start: Float[Tensor, "block slot"]
     emission: Float[Tensor, "word slot"]
     leave: Float[Tensor, "pair slot"]
-    source: Float[Tensor, "group slot channel"]
-    target: Float[Tensor, "group slot channel"]
+    source: Float[Tensor, "block slot channel"]
+    target: Float[Tensor, "block slot channel"]
     from_row: Int[Tensor, " pair"]  # the row of `source` that a pair leaves from ...
     to_row: Int[Tensor, " pair"]  # ... and that of `target` it leads to
 
@@ -34,11 +34,11 @@ class ChannelPotentials(NamedTuple):
 class ChannelCounts(NamedTuple):
     """Expected counts: the gradient of log p(x) in the logarithm of each table."""
 
-    start: Float[Tensor, "group slot"]
+    start: Float[Tensor, "block slot"]
     emission: Float[Tensor, "word slot"]
     leave: Float[Tensor, "pair slot"]
-    source: Float[Tensor, "group slot channel"]
-    target: Float[Tensor, "group slot channel"]
+    source: Float[Tensor, "block slot channel"]
+    target: Float[Tensor, "block slot channel"]
 
     @staticmethod
     def zeros_like(potentials: ChannelPotentials) -> "ChannelCounts":

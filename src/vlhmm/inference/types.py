@@ -5,7 +5,7 @@ Input:  a start table (G, K), an emission table (V, K), transition tiles (P, K, 
 Output: `Forward`, `Posteriors`, `Counts`.
 Knows nothing of words, blocks, vocabularies or parameters: only of rows of tables.
 
-At time t a sequence can be in the K states of one group; which states these are is the
+At time t a sequence can be in the K states of one block; which states these are is the
 caller's business. A chain may start afresh in the middle of a row (`edge_of == -1`): that is
 how several sentences share one row, and how the context rule `reset` is expressed.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 class Potentials(NamedTuple):
     """The tables a chain is scored with (probabilities, one dtype, one device)."""
 
-    start: Float[Tensor, "group slot"]
+    start: Float[Tensor, "block slot"]
     emission: Float[Tensor, "word slot"]
     tiles: Float[Tensor, "pair slot_from slot_to"]
 
@@ -57,7 +57,7 @@ class Posteriors(NamedTuple):
 class Counts(NamedTuple):
     """Expected counts under the posterior: the gradient of log p(x) in each log-potential."""
 
-    start: Float[Tensor, "group slot"]
+    start: Float[Tensor, "block slot"]
     emission: Float[Tensor, "word slot"]
     tiles: Float[Tensor, "pair slot_from slot_to"]
 

@@ -1,7 +1,7 @@
 """The best path, and paths drawn from the posterior: exact, batched, in log space.
 
 Input as in `chain`, but the tables hold log-probabilities. A path is a slot for every token
-(the K states of its group); -1 on padding.
+(the K states of its block); -1 on padding.
 """
 
 import torch
@@ -32,7 +32,7 @@ def first_message(log_start: Tensor, chain: Chain, log_carry: Tensor | None) -> 
 
 
 def viterbi(
-    log_start: Float[Tensor, "group slot"],
+    log_start: Float[Tensor, "block slot"],
     log_emission: Float[Tensor, "word slot"],
     log_tiles: Float[Tensor, "pair slot slot"],
     chain: Chain,
@@ -60,7 +60,7 @@ def viterbi(
 
 
 def sample_posterior(
-    log_start: Float[Tensor, "group slot"],
+    log_start: Float[Tensor, "block slot"],
     log_emission: Float[Tensor, "word slot"],
     log_tiles: Float[Tensor, "pair slot slot"],
     chain: Chain,

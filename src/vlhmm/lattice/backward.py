@@ -3,7 +3,7 @@ r"""Backward messages through a text with gaps, an automaton carried along.
 Input:  a `InfillTemplate`, a semiring. Output: `BackwardLattice`.
 
 Let $B_i(q, z)$ be the probability of everything from item i on, given that the chain stands in state z and
-the automaton in state q. A given word x of group g: $B_i(q, z) = \sum_{z' \in g} p(z'|z)\, p(x|z')\,
+the automaton in state q. A given word x of block g: $B_i(q, z) = \sum_{z' \in g} p(z'|z)\, p(x|z')\,
 B_{i+1}(\delta(q,x), z')$. A gap: $R_0 = B_{i+1}$ and, with $E_{qq'}(z') = \sum_{x: \delta(q,x) = q'}
 p(x|z')$, $R_r(q, z) = \sum_{z'} p(z'|z) \sum_{q'} E_{qq'}(z')\, R_{r-1}(q', z')$; then $B_i = \sum_n R_n$
 over the gap's lengths n. A fresh start has $p(z_1)$ in place of $p(z'|z)$ and no z: one number a q.
@@ -148,11 +148,11 @@ def backward(distributions: HMMDistributions, template: InfillTemplate, ring: Su
 def _end(distributions: HMMDistributions, template: InfillTemplate) -> LatticeMessage:
     """Nothing more to come: one, wherever the automaton accepts."""
     support, states = template.supports[-1], np.flatnonzero(template.entry[-1])
-    size = distributions.num_states if support.every else distributions.states_per_group
+    size = distributions.num_states if support.every else distributions.states_per_block
     zeros = torch.zeros(len(states), dtype=torch.float64, device=distributions.device)
     rows = (
         ScaledVectors(zeros[:, None].expand(-1, size) + 1, zeros)
-        if support.every or support.group is not None
+        if support.every or support.block is not None
         else None
     )
     return LatticeMessage(row_index(template.automaton.num_states, states), rows, zeros if support.fresh else None)
@@ -172,7 +172,7 @@ def _before_word(lattice: BackwardLattice, i: int, item: Fixed) -> LatticeMessag
         arrival = rescaled(following.rows.values[source] * emission, following.rows.log_scale[source])
     row_of = np.full(template.automaton.num_states, -1, dtype=np.int64)
     row_of[states] = row.reshape(-1)
-    return _pushed(lattice, arrival, distributions.group(item.word), template.supports[i], row_of)
+    return _pushed(lattice, arrival, distributions.block(item.word), template.supports[i], row_of)
 
 
 def _gap(lattice: BackwardLattice, i: int, item: Gap) -> GapMessages:
@@ -227,7 +227,7 @@ def _before_gap(lattice: BackwardLattice, i: int) -> LatticeMessage:
     support = template.supports[i]
     found = [value for value in lengths.values() if (value.row_of[states] >= 0).any()]
     rows = log_fresh = None
-    if support.every or support.group is not None:
+    if support.every or support.block is not None:
         values, scales = zip(*(_rows_at(value, states) for value in found), strict=True)
         top = torch.stack(scales).amax(0)
         base = torch.where(torch.isfinite(top), top, torch.zeros_like(top))
@@ -267,32 +267,32 @@ def _restricted(distributions: HMMDistributions, value: LatticeMessage, support:
     if rows is not None and not support.every:
         rows = (
             None
-            if support.group is None
-            else rescaled(rows.values[:, distributions.states_of_group[support.group]], rows.log_scale)
+            if support.block is None
+            else rescaled(rows.values[:, distributions.states_of_block[support.block]], rows.log_scale)
         )
     return LatticeMessage(value.row_of, rows, value.log_fresh if support.fresh else None)
 
 
 def _pushed(
-    lattice: BackwardLattice, arrival: ScaledVectors, group: int | None, support: MessageSupport, row_of: np.ndarray
+    lattice: BackwardLattice, arrival: ScaledVectors, block: int | None, support: MessageSupport, row_of: np.ndarray
 ) -> LatticeMessage:
     """What stands before a transition, from what `arrival` says of the state it leads to.
 
-    `arrival` lives on the states of `group`, or on all states (None).
+    `arrival` lives on the states of `block`, or on all states (None).
     """
     distributions, ring = lattice.distributions, lattice.ring
     values, log_scale = arrival
     rows = log_fresh = None
     if support.every:
-        moved = ring.backward_step(values) if group is None else ring.backward_step_to(group, values)
+        moved = ring.backward_step(values) if block is None else ring.backward_step_to(block, values)
         rows = rescaled(moved, log_scale)
-    elif support.group is not None:
-        if group is None:
-            moved = ring.backward_step_at(support.group, values)
+    elif support.block is not None:
+        if block is None:
+            moved = ring.backward_step_at(support.block, values)
         else:
-            moved = ring.backward_step_tile(distributions.tiles_of([(support.group, group)])[0].double(), values)
+            moved = ring.backward_step_tile(distributions.tiles_of([(support.block, block)])[0].double(), values)
         rows = rescaled(moved, log_scale)
     if support.fresh:
-        start = distributions.start if group is None else distributions.start[distributions.states_of_group[group]]
+        start = distributions.start if block is None else distributions.start[distributions.states_of_block[block]]
         log_fresh = ring.total(values * start).log() + log_scale
     return LatticeMessage(row_of, rows, log_fresh)

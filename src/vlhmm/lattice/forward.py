@@ -32,20 +32,20 @@ def gap_marginals(lattice: BackwardLattice, start: int) -> list[GapMarginals]:
         None,
         torch.zeros(1, dtype=torch.float64, device=distributions.device),
     )
-    group: int | None = None  # of the word just read, if it was a given one
+    block: int | None = None  # of the word just read, if it was a given one
     found = []
     for i, item in enumerate(template.items[: last + 1]):
         if isinstance(item, Fixed):
-            after = _after_word(lattice, item, after, group)
-            group = None if distributions.restarts(item.word) else distributions.group(item.word)
+            after = _after_word(lattice, item, after, block)
+            block = None if distributions.restarts(item.word) else distributions.block(item.word)
         else:
-            marginals, after = _after_gap(lattice, i, item, after, group, go_on=i < last)
+            marginals, after = _after_gap(lattice, i, item, after, block, go_on=i < last)
             found.append(marginals)
-            group = None
+            block = None
     return found
 
 
-def _after_word(lattice: BackwardLattice, item: Fixed, before: LatticeMessage, group: int | None) -> LatticeMessage:
+def _after_word(lattice: BackwardLattice, item: Fixed, before: LatticeMessage, block: int | None) -> LatticeMessage:
     """p(words so far, q, z) after a given word."""
     template, distributions = lattice.template, lattice.distributions
     states = np.flatnonzero(before.row_of >= 0)
@@ -57,10 +57,10 @@ def _after_word(lattice: BackwardLattice, item: Fixed, before: LatticeMessage, g
     order = torch.from_numpy(before.row_of[states]).to(distributions.device)
     if before.rows is not None:
         values, scale = before.rows.values[order], before.rows.log_scale[order]
-        if group is not None:
-            arrive = values @ distributions.tiles_of([(group, distributions.group(item.word))])[0].double()
+        if block is not None:
+            arrive = values @ distributions.tiles_of([(block, distributions.block(item.word))])[0].double()
         else:
-            arrive = values @ columns_of(distributions, distributions.group(item.word)).T
+            arrive = values @ columns_of(distributions, distributions.block(item.word)).T
         parts.append((arrive * emission, scale))
     if before.log_fresh is not None:
         fresh = (distributions.start[here] * emission).expand(len(states), -1)
@@ -86,7 +86,7 @@ def _summed(parts: list[tuple[Tensor, Tensor]], target: np.ndarray, count: int) 
 
 
 def _after_gap(
-    lattice: BackwardLattice, i: int, item: Gap, before: LatticeMessage, group: int | None, go_on: bool
+    lattice: BackwardLattice, i: int, item: Gap, before: LatticeMessage, block: int | None, go_on: bool
 ) -> tuple[GapMarginals, LatticeMessage]:
     distributions, gap = lattice.distributions, lattice.gaps[i]
     lengths = _length_posterior(gap.lengths, before)
@@ -95,7 +95,7 @@ def _after_gap(
     }
     used = {0: before}
     for j in range(item.high):
-        arrive = _arrive(lattice, used[j], group if j == 0 else None)
+        arrive = _arrive(lattice, used[j], block if j == 0 else None)
         for n in words:
             if n > j:
                 words[n][j] = _word_marginal(lattice, arrive, gap.remaining[n - j - 1])
@@ -105,7 +105,7 @@ def _after_gap(
             del used[j]
     if not go_on:
         return GapMarginals(lengths, words), before
-    kept = [_everywhere(lattice, used[n], group if n == 0 else None) for n in range(item.low, item.high + 1)]
+    kept = [_everywhere(lattice, used[n], block if n == 0 else None) for n in range(item.low, item.high + 1)]
     return GapMarginals(lengths, words), _union(lattice, kept)
 
 
@@ -128,7 +128,7 @@ def _length_posterior(lengths: dict[int, LatticeMessage], before: LatticeMessage
     return {n: weight / total for n, weight in weights.items()}
 
 
-def _arrive(lattice: BackwardLattice, before: LatticeMessage, group: int | None) -> LatticeMessage:
+def _arrive(lattice: BackwardLattice, before: LatticeMessage, block: int | None) -> LatticeMessage:
     """p(words so far, q, z) where z is the state of the word to come: one transition further, on all
     states."""
     distributions = lattice.distributions
@@ -137,8 +137,8 @@ def _arrive(lattice: BackwardLattice, before: LatticeMessage, group: int | None)
         values, scale = before.rows
         moved = (
             distributions.forward_step(values)
-            if group is None
-            else distributions.forward_step_from([group] * len(values), values)
+            if block is None
+            else distributions.forward_step_from([block] * len(values), values)
         )
         parts.append((moved, scale))
     if before.log_fresh is not None:
@@ -219,15 +219,15 @@ def _emitted(lattice: BackwardLattice, arrive: LatticeMessage) -> LatticeMessage
     )
 
 
-def _everywhere(lattice: BackwardLattice, value: LatticeMessage, group: int | None) -> LatticeMessage:
+def _everywhere(lattice: BackwardLattice, value: LatticeMessage, block: int | None) -> LatticeMessage:
     """The same message, written on all states."""
     distributions = lattice.distributions
-    if value.rows is None or group is None:
+    if value.rows is None or block is None:
         return value
     values = torch.zeros(
         len(value.rows.values), distributions.num_states, dtype=torch.float64, device=distributions.device
     )
-    values.index_add_(1, distributions.states_of_group[group], value.rows.values)
+    values.index_add_(1, distributions.states_of_block[block], value.rows.values)
     return LatticeMessage(value.row_of, ScaledVectors(values, value.rows.log_scale), value.log_fresh)
 
 

@@ -88,13 +88,13 @@ def inverted(cumulative: Tensor, uniform: Tensor) -> Tensor:
 
 
 class _Walk:
-    """Where each of n texts stands. One of: afresh everywhere; alpha on a word's group; a state each (-1:
+    """Where each of n texts stands. One of: afresh everywhere; alpha on a word's block; a state each (-1:
     afresh)."""
 
     def __init__(self, count: int, start: int, device: torch.device) -> None:
         self.count, self.device = count, device
         self.q = np.full(count, start, dtype=np.int64)
-        self.group: int | None = None
+        self.block: int | None = None
         self.alpha: Tensor | None = None
         self.state: Tensor | None = None
 
@@ -117,20 +117,20 @@ def _read_word(lattice: BackwardLattice, item: Fixed, walk: _Walk) -> None:
     distributions, ring = lattice.distributions, lattice.ring
     walk.q = lattice.template.step(walk.q, item)
     if distributions.restarts(item.word):
-        walk.group = walk.alpha = walk.state = None
+        walk.block = walk.alpha = walk.state = None
         return
     if walk.state is not None:
         arrive = _rows_into(lattice, walk.state, distributions.states(item.word), distributions.start_at(item.word))
     elif walk.alpha is not None:
-        assert walk.group is not None
-        tile = distributions.tiles_of([(walk.group, distributions.group(item.word))])[0].double()
+        assert walk.block is not None
+        tile = distributions.tiles_of([(walk.block, distributions.block(item.word))])[0].double()
         arrive = ring.forward_step_tile(walk.alpha, tile)
     else:
         arrive = distributions.start_at(item.word).expand(walk.count, -1)
     alpha = arrive * distributions.emission_of(item.word)
     top = alpha.amax(dim=1, keepdim=True)
     walk.alpha = alpha / torch.where(top > 0, top, torch.ones_like(top))
-    walk.group, walk.state = distributions.group(item.word), None
+    walk.block, walk.state = distributions.block(item.word), None
 
 
 def _rows_into(lattice: BackwardLattice, states: Tensor, columns: Tensor, fresh: Tensor) -> Tensor:
@@ -181,8 +181,8 @@ def _enter(lattice: BackwardLattice, gap: GapMessages, walk: _Walk, chooser: Cho
             place = chooser.among(weights.reshape(len(texts), -1))
             size = table.shape[1]
             which = torch.div(place, size, rounding_mode="floor")
-            assert walk.group is not None
-            state[index] = lattice.distributions.states_of_group[walk.group][place % size]
+            assert walk.block is not None
+            state[index] = lattice.distributions.states_of_block[walk.block][place % size]
         elif walk.state is None:
             which = chooser.again(_fresh(values, int(q)), len(texts))
         else:
@@ -193,7 +193,7 @@ def _enter(lattice: BackwardLattice, gap: GapMessages, walk: _Walk, chooser: Cho
             if not afresh.all():
                 which[~afresh] = chooser.among(_joint(values, int(q), state[index][~afresh]).T.contiguous())
         remaining[texts] = np.array(lengths)[which.cpu().numpy()]
-    walk.group = walk.alpha = None
+    walk.block = walk.alpha = None
     walk.state = state
     return remaining
 

@@ -20,13 +20,13 @@ class SumProduct:
         """(n, S) sum_z' p(z' | z) beta(z'), beta (n, S)."""
         return self.distributions.backward_step(beta)
 
-    def backward_step_to(self, group: int, beta: Tensor) -> Tensor:
-        """(n, S) the same for beta (n, K) on one group."""
-        return self.distributions.backward_step_to([group] * len(beta), beta)
+    def backward_step_to(self, block: int, beta: Tensor) -> Tensor:
+        """(n, S) the same for beta (n, K) on one block."""
+        return self.distributions.backward_step_to([block] * len(beta), beta)
 
-    def backward_step_at(self, group: int, beta: Tensor) -> Tensor:
-        """(n, K) the same for z in one group only, beta (n, S)."""
-        return self.distributions.backward_step_at(group, beta)
+    def backward_step_at(self, block: int, beta: Tensor) -> Tensor:
+        """(n, K) the same for z in one block only, beta (n, S)."""
+        return self.distributions.backward_step_at(block, beta)
 
     def forward_step_tile(self, alpha: Tensor, tile: Tensor) -> Tensor:
         """(n, K) sum_z alpha(z) p(z' | z)."""
@@ -60,13 +60,13 @@ class MaxProduct(SumProduct):
         every = torch.arange(self.distributions.num_states, device=beta.device)
         return self._best_rows(every, beta)
 
-    def backward_step_to(self, group: int, beta: Tensor) -> Tensor:
-        # All columns of one group: p(z' | z) for every z, by carrying one indicator a column.
-        columns = columns_of(self.distributions, group)
+    def backward_step_to(self, block: int, beta: Tensor) -> Tensor:
+        # All columns of one block: p(z' | z) for every z, by carrying one indicator a column.
+        columns = columns_of(self.distributions, block)
         return torch.stack([(columns * row[:, None]).amax(0) for row in beta])
 
-    def backward_step_at(self, group: int, beta: Tensor) -> Tensor:
-        return self._best_rows(self.distributions.states_of_group[group], beta)
+    def backward_step_at(self, block: int, beta: Tensor) -> Tensor:
+        return self._best_rows(self.distributions.states_of_block[block], beta)
 
     def forward_step_tile(self, alpha: Tensor, tile: Tensor) -> Tensor:
         return (alpha[:, :, None] * tile).amax(1)
@@ -100,8 +100,8 @@ class MaxProduct(SumProduct):
         return result * top
 
 
-def columns_of(distributions: HMMDistributions, group: int) -> Tensor:
-    """(K, S) p(z' | z) for z' in one group and every z."""
-    size = distributions.states_per_group
+def columns_of(distributions: HMMDistributions, block: int) -> Tensor:
+    """(K, S) p(z' | z) for z' in one block and every z."""
+    size = distributions.states_per_block
     unit = torch.eye(size, dtype=torch.float64, device=distributions.device)
-    return distributions.backward_step_to([group] * size, unit)
+    return distributions.backward_step_to([block] * size, unit)

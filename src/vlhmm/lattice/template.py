@@ -68,9 +68,9 @@ def _item(vocabulary: Vocabulary, word: str) -> Item:
 
 
 class MessageSupport(NamedTuple):
-    """Where a message is needed: on one group's states, on all states, and/or for a fresh start."""
+    """Where a message is needed: on one block's states, on all states, and/or for a fresh start."""
 
-    group: int | None
+    block: int | None
     every: bool
     fresh: bool
 
@@ -166,7 +166,7 @@ def make_template(
             following[states] = True
             reach = following
             fresh = distributions.restarts(item.word)
-            support = MessageSupport(None if fresh else distributions.group(item.word), False, fresh)
+            support = MessageSupport(None if fresh else distributions.block(item.word), False, fresh)
     entry.append(reach & can[-1])
     supports.append(support)
     return InfillTemplate(

@@ -36,7 +36,7 @@ class Decoding(Result):
 
     words: list[str]
     states: list[int]
-    groups: list[int]  # the group (block) of each state
+    blocks: list[int]  # the block of each state
     log_prob: float | None  # log p(words, states), nats; None for posterior decoding, which need not be a path
     posteriors: list[float]  # p(z_t = the chosen state | text)
     eos_state: int | None = None  # the path's state of the <eos> after the text; None where it has none
@@ -69,7 +69,7 @@ def posteriors(
     if log_likelihood == -float("inf"):
         raise QueryError("the text has probability zero under the model: no state can be behind it")
     smoothed = inference.posteriors(ended.potentials, ended.chain).posterior[0]
-    states = distributions.states_of_group[distributions.group_of_word[torch.tensor(ids, device=distributions.device)]]
+    states = distributions.states_of_block[distributions.block_of_word[torch.tensor(ids, device=distributions.device)]]
     return Posteriors(words, states, filtered, smoothed, log_likelihood)
 
 
@@ -110,17 +110,17 @@ def decode(
             path, score = inference.viterbi(log_start, log_emission, log_tiles, ended.chain)
             found = [(path[0], float(score[0]))]
         else:
-            size = distributions.states_per_group
+            size = distributions.states_per_block
             memory_check(f"the {k:,} best paths", 8 * k * size * (len(ids) + size), memory, "lower k")
             found = list(_best_paths(log_start, log_emission, log_tiles, ended.chain, k))
     rows = torch.arange(len(ids), device=distributions.device)
-    groups = [distributions.group(i) for i in ids]
+    blocks = [distributions.block(i) for i in ids]
     eos_states = distributions.states(distributions.eos).tolist()
     return [
         Decoding(
             known.words,
             known.states[rows, slots[: len(ids)]].tolist(),
-            groups,
+            blocks,
             log_prob,
             known.smoothed[rows, slots[: len(ids)]].tolist(),
             eos_states[int(slots[-1])] if len(slots) > len(ids) else None,
@@ -173,7 +173,7 @@ def _pieces(
     """(the chain of the words, the same with p(<eos> | z) of the last state z as part of the text)."""
     if not ids:
         raise QueryError("an empty text has no states; give at least one word")
-    size = distributions.states_per_group
+    size = distributions.states_per_block
     memory_check(f"the transitions of {len(ids):,} words", 24 * len(ids) * size * size, memory, "split the text")
     plain = piece_of(distributions, ids, None, _first(ids, before))
     if not eos:

@@ -86,7 +86,7 @@ class Infilling:
         if n < 1:
             raise QueryError(f"asked for {n} samples, expected at least 1")
         words = sum(item.high for item in self.template.items if isinstance(item, Gap))
-        check_sample_memory(n, words, self.memory, self.model.distributions.states_per_group)
+        check_sample_memory(n, words, self.memory, self.model.distributions.states_per_block)
         found = fills(self._lattice, self._start, n, Draw(generator_of(seed)))
         return self._fills(found)
 

@@ -90,10 +90,10 @@ def phrase_probability(
         None,
         torch.zeros(1, dtype=torch.float64, device=distributions.device),
     )
-    group: int | None = None
+    block: int | None = None
     for item in given:
-        now = _after_word(lattice, item, now, group)
-        group = None if distributions.restarts(item.word) else distributions.group(item.word)
+        now = _after_word(lattice, item, now, block)
+        block = None if distributions.restarts(item.word) else distributions.block(item.word)
     log_context = _log_mass(now, np.flatnonzero(now.row_of >= 0))
     if log_context == -math.inf:
         raise impossible_context()
@@ -106,8 +106,8 @@ def phrase_probability(
         if progress is not None:
             progress(n, num_words)
         if (now.row_of >= 0).any():
-            now = _emitted(lattice, _arrive(lattice, now, group))
-            group = None
+            now = _emitted(lattice, _arrive(lattice, now, block))
+            block = None
             total += math.exp(_log_mass(now, done[now.row_of[done] >= 0]) - log_context)
             now = _without(now, done)
         found.append(min(1.0, total))
@@ -191,6 +191,6 @@ def predictions(model: "HMMLanguageModel", ids: Sequence[int]) -> Iterator[np.nd
         if moving:
             before = [places[i] - 1 for i in moving]
             ahead[moving] = distributions.forward_step_from(
-                [distributions.group(ids[t]) for t in before], passed.alpha[before]
+                [distributions.block(ids[t]) for t in before], passed.alpha[before]
             )
         yield from distributions.emit(ahead).cpu().numpy()

@@ -73,18 +73,18 @@ def log(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
 
 
-def predict_after(distributions: HMMDistributions, group: int | None, alpha: Tensor | None) -> Tensor:
-    """(S,) p(z_{t+1} | x_<=t) from a filtered posterior on `group`, or from a fresh start (None)."""
-    if group is None or alpha is None:
+def predict_after(distributions: HMMDistributions, block: int | None, alpha: Tensor | None) -> Tensor:
+    """(S,) p(z_{t+1} | x_<=t) from a filtered posterior on `block`, or from a fresh start (None)."""
+    if block is None or alpha is None:
         return distributions.start
-    return distributions.forward_step_from([group], alpha[None])[0]
+    return distributions.forward_step_from([block], alpha[None])[0]
 
 
 def distribution_after(
-    distributions: HMMDistributions, vocabulary: Vocabulary, group: int | None, alpha: Tensor | None
+    distributions: HMMDistributions, vocabulary: Vocabulary, block: int | None, alpha: Tensor | None
 ) -> WordDistribution:
     """p(x_{t+1} | x_<=t), from a filtered posterior on the last word's K states."""
-    words = distributions.emit(predict_after(distributions, group, alpha)[None])[0]
+    words = distributions.emit(predict_after(distributions, block, alpha)[None])[0]
     return WordDistribution(vocabulary, words.cpu().numpy())
 
 
@@ -96,13 +96,13 @@ def next_distribution(model: "HMMLanguageModel", context: str | Sequence[str] = 
 
 
 def after(distributions: HMMDistributions, ids: Sequence[int]) -> tuple[int | None, Tensor | None]:
-    """(group, p(z | x) on its states) after a text, both None where the chain starts afresh; refuses impossible ones."""
+    """(block, p(z | x) on its states) after a text, both None where the chain starts afresh; refuses impossible ones."""
     passed = read(distributions, ids)
     if -math.inf in passed.log_probs:
         raise impossible_context()
     if not ids or distributions.restarts(ids[-1]):
         return None, None
-    return distributions.group(ids[-1]), passed.alpha
+    return distributions.block(ids[-1]), passed.alpha
 
 
 def next_word(

@@ -1,7 +1,7 @@
 """The reader's position in a text as a value. Input: a model and words. Output: `Prefix`, which can be kept,
 compared, hashed, copied by assignment and written down.
 
-After an <eos> under the rule "reset" nothing of the past matters: such a state has no group and no alpha.
+After an <eos> under the rule "reset" nothing of the past matters: such a state has no block and no alpha.
 """
 
 import json
@@ -30,7 +30,7 @@ class Prefix:
     log-probability."""
 
     model: "HMMLanguageModel" = field(repr=False)
-    group: int | None  # of the last word; None where the chain starts afresh
+    block: int | None  # of the last word; None where the chain starts afresh
     alpha: np.ndarray = field(repr=False)  # (K,) float64, read-only; empty where the chain starts afresh
     log_prob: float  # nats; -inf after impossible words
     num_words: int  # read so far, <eos> included
@@ -49,7 +49,7 @@ class Prefix:
         if distributions.restarts(following):
             return Prefix(self.model, None, _frozen(np.zeros(0)), log_prob, self.num_words + 1)
         alpha = arrive / total if possible else np.zeros_like(arrive)
-        return Prefix(self.model, distributions.group(following), _frozen(alpha), log_prob, self.num_words + 1)
+        return Prefix(self.model, distributions.block(following), _frozen(alpha), log_prob, self.num_words + 1)
 
     def read_line(self, words: Sequence[str]) -> "Prefix":
         """The state after the words of a line and the <eos> at its end."""
@@ -66,9 +66,9 @@ class Prefix:
     def all_states(self) -> torch.Tensor:
         """(S,) p(z | text so far) of the next state. One pass over the transitions, unless the chain starts afresh."""
         distributions = self.model.distributions
-        if self.group is None:
+        if self.block is None:
             return distributions.start
-        return distributions.forward_step_from([self.group], torch.tensor(self.alpha, device=distributions.device)[None])[0]
+        return distributions.forward_step_from([self.block], torch.tensor(self.alpha, device=distributions.device)[None])[0]
 
     def score(self, word: str | int) -> float:
         """log p(word | text so far), in nats."""
@@ -80,8 +80,8 @@ class Prefix:
         if self.log_prob == -math.inf:
             raise QueryError("the text so far has probability zero under the model: nothing can be asked after it")
         distributions = self.model.distributions
-        alpha = None if self.group is None else torch.tensor(self.alpha, device=distributions.device)
-        return distribution_after(distributions, self.model.vocabulary, self.group, alpha)
+        alpha = None if self.block is None else torch.tensor(self.alpha, device=distributions.device)
+        return distribution_after(distributions, self.model.vocabulary, self.block, alpha)
 
     def next_word(self, top_k: int | None = None) -> list[WordProbability]:
         """The most probable next words and their probabilities, all of them unless `top_k` is given."""
@@ -89,9 +89,9 @@ class Prefix:
 
     def _arrive(self, distributions: HMMDistributions, following: int) -> np.ndarray:
         """(K,) p(z_{t+1} | x_<=t) on the states of the following word."""
-        if self.group is None:
+        if self.block is None:
             return distributions.start_at(following).cpu().numpy()
-        tile = distributions.tiles_of([(self.group, distributions.group(following))])[0].double()
+        tile = distributions.tiles_of([(self.block, distributions.block(following))])[0].double()
         return (torch.tensor(self.alpha, device=tile.device) @ tile).cpu().numpy()
 
     def to_json(self) -> str:
@@ -101,7 +101,7 @@ class Prefix:
                 "format": _FORMAT,
                 "vocabulary": len(self.model.vocabulary),
                 "states": self.model.distributions.num_states,
-                "group": self.group,
+                "group": self.block,
                 "alpha": [value.hex() for value in self.alpha.tolist()],
                 "log_prob": self.log_prob.hex(),
                 "num_words": self.num_words,
@@ -109,7 +109,7 @@ class Prefix:
         )
 
     def _key(self) -> tuple[int | None, bytes, float, int]:
-        return self.group, self.alpha.tobytes(), self.log_prob, self.num_words
+        return self.block, self.alpha.tobytes(), self.log_prob, self.num_words
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Prefix) and self.model is other.model and self._key() == other._key()
@@ -127,7 +127,7 @@ def prefix_from_json(model: "HMMLanguageModel", line: str) -> Prefix:
     """The state that `to_json` wrote, for the model it was made with."""
     try:
         found = json.loads(line)
-        group = None if found["group"] is None else int(found["group"])
+        block = None if found["group"] is None else int(found["group"])
         alpha = np.array([float.fromhex(value) for value in found["alpha"]], dtype=np.float64)
         log_prob, num_words = float.fromhex(found["log_prob"]), int(found["num_words"])
         made_with = (found["format"], found["vocabulary"], found["states"])
@@ -140,11 +140,11 @@ def prefix_from_json(model: "HMMLanguageModel", line: str) -> Prefix:
             f"the state belongs to another model: its format, vocabulary size and states are {made_with}, "
             f"the model's are {expected}"
         )
-    size = 0 if group is None else distributions.states_per_group
-    fits = group is None or 0 <= group < distributions.num_groups
+    size = 0 if block is None else distributions.states_per_block
+    fits = block is None or 0 <= block < distributions.num_blocks
     if not fits or len(alpha) != size or not np.isfinite(alpha).all() or (alpha < 0).any():
-        raise QueryError(f"a state of group {group} has {size} probabilities, got {len(alpha)} numbers; it is damaged")
-    return Prefix(model, group, _frozen(alpha), log_prob, num_words)
+        raise QueryError(f"a state of block {block} has {size} probabilities, got {len(alpha)} numbers; it is damaged")
+    return Prefix(model, block, _frozen(alpha), log_prob, num_words)
 
 
 def _frozen(alpha: np.ndarray) -> np.ndarray:

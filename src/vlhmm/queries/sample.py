@@ -130,9 +130,9 @@ def constrained(
 
 
 class _After(NamedTuple):
-    """The filtered posterior after a prompt; no group where the chain starts afresh."""
+    """The filtered posterior after a prompt; no block where the chain starts afresh."""
 
-    group: int | None
+    block: int | None
     alpha: Tensor | None
 
 
@@ -160,9 +160,9 @@ def _ancestral(
 
 
 def _first_states(distributions: HMMDistributions, before: _After, count: int, draw: Draw) -> Tensor:
-    if before.group is None or before.alpha is None:
+    if before.block is None or before.alpha is None:
         return draw.again(distributions.start, count)
-    state = distributions.states_of_group[before.group][draw.again(before.alpha, count)]
+    state = distributions.states_of_block[before.block][draw.again(before.alpha, count)]
     return next_states(distributions, state, draw)
 
 
@@ -230,13 +230,13 @@ def _weighed(
     draw = Draw(generator)
     texts: list[list[int]] = [[] for _ in range(count)]
     going = list(range(count))
-    groups: list[int] | None = None if before.group is None else [before.group] * count
+    blocks: list[int] | None = None if before.block is None else [before.block] * count
     alpha = None if before.alpha is None else before.alpha.expand(count, -1)
     for _ in range(max_tokens):
-        if groups is None or alpha is None:
+        if blocks is None or alpha is None:
             predicted = distributions.start.expand(len(going), -1)
         else:
-            predicted = distributions.forward_step_from(groups, alpha)
+            predicted = distributions.forward_step_from(blocks, alpha)
         words = draw.among(weighing(distributions.emit(predicted)))
         chosen = words.tolist()
         for text, word in zip(going, chosen, strict=True):
@@ -245,10 +245,10 @@ def _weighed(
         if not stay:
             break
         going = [going[i] for i in stay]
-        groups = [distributions.group(chosen[i]) for i in stay]
+        blocks = [distributions.block(chosen[i]) for i in stay]
         kept = torch.tensor(stay, device=distributions.device)
         here = words[kept]
-        alpha = predicted[kept].gather(1, distributions.states_of_group[distributions.group_of_word[here]])
+        alpha = predicted[kept].gather(1, distributions.states_of_block[distributions.block_of_word[here]])
         alpha = alpha * distributions.emission[here].double()
         alpha = alpha / alpha.sum(1, keepdim=True)
     return texts

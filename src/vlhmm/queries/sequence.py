@@ -34,14 +34,14 @@ def piece_of(
         if word is None or distributions.restarts(word):
             edge_of.append(-1)
         else:
-            edge_of.append(pairs.setdefault((distributions.group(word), distributions.group(following)), len(pairs)))
-    size = distributions.states_per_group
+            edge_of.append(pairs.setdefault((distributions.block(word), distributions.block(following)), len(pairs)))
+    size = distributions.states_per_block
     if pairs:
         tiles = torch.stack(distributions.tiles_of(list(pairs))).double()
     else:
         tiles = torch.zeros(0, size, size, dtype=torch.float64, device=distributions.device)
     words = torch.tensor(ids, device=distributions.device)
-    states = distributions.states_of_group[distributions.group_of_word[words]]
+    states = distributions.states_of_block[distributions.block_of_word[words]]
     start = distributions.start[states]
     if first is not None:
         start[0] = first
@@ -71,7 +71,7 @@ def forward_chunks(
     first: Tensor | None = None,
 ) -> Iterator[Passed]:
     """The forward pass over `ids`, a chunk at a time, so that memory does not grow with the text."""
-    size = max(1, _CHUNK_BYTES // (8 * distributions.states_per_group**2))
+    size = max(1, _CHUNK_BYTES // (8 * distributions.states_per_block**2))
     for begin in range(0, len(ids), size):
         part = ids[begin : begin + size]
         piece = piece_of(distributions, part, previous, first if begin == 0 else None)
@@ -84,7 +84,7 @@ def forward(distributions: HMMDistributions, ids: Sequence[int], first: Tensor |
     """Filtered posteriors p(z_t | x_<=t), (T, K), and log p(x_t | x_<t), (T,); `first` as for `piece_of`."""
     chunks = list(forward_chunks(distributions, ids, first=first))
     if not chunks:
-        empty = torch.zeros(0, distributions.states_per_group, dtype=torch.float64, device=distributions.device)
+        empty = torch.zeros(0, distributions.states_per_block, dtype=torch.float64, device=distributions.device)
         return Passed(empty, empty.new_zeros(0))
     return Passed(torch.cat([c.alpha for c in chunks]), torch.cat([c.log_probs for c in chunks]))
 

@@ -68,7 +68,7 @@ def word_posteriors(
     distributions = model.distributions
     count = len(words) - eos
     at_once = min(count, _PLACES_AT_ONCE)
-    num_bytes = 16 * len(ids) * distributions.states_per_group + 32 * at_once * distributions.num_states
+    num_bytes = 16 * len(ids) * distributions.states_per_block + 32 * at_once * distributions.num_states
     memory_check(f"a text of {count:,} words", num_bytes, memory, "split the text")
     for found in _posteriors(distributions, ids, list(range(count)), allow_eos, before):
         yield _distribution(model, found)
@@ -134,7 +134,7 @@ def _posteriors(
 
 def _arrivals(distributions: HMMDistributions, ids: list[int]) -> Tensor:
     """(T, K) p(x_t | z) p(x_>t | z) for z in the states of x_t, each row up to a factor."""
-    rows = torch.ones(len(ids), distributions.states_per_group, dtype=torch.float64, device=distributions.device)
+    rows = torch.ones(len(ids), distributions.states_per_block, dtype=torch.float64, device=distributions.device)
     beta = rows[0]
     for t in range(len(ids) - 1, -1, -1):
         row = distributions.emission_of(ids[t]) * beta
@@ -153,7 +153,7 @@ def _left(distributions: HMMDistributions, ids: list[int], start: Tensor, alpha:
     moving = [i for i, t in enumerate(places) if t > 0 and not distributions.restarts(ids[t - 1])]
     if moving:
         before = [places[i] - 1 for i in moving]
-        result[moving] = distributions.forward_step_from([distributions.group(ids[t]) for t in before], alpha[before])
+        result[moving] = distributions.forward_step_from([distributions.block(ids[t]) for t in before], alpha[before])
     # Under "reset" an impossible sentence before this one makes this place impossible as well.
     for i, t in enumerate(places):
         if t > 0 and not bool((alpha[t - 1] > 0).any()):
@@ -171,7 +171,7 @@ def _right(
     inner = [i for i, t in enumerate(places) if t < last]
     if inner:
         after = [places[i] + 1 for i in inner]
-        right[inner] = distributions.backward_step_to([distributions.group(ids[t]) for t in after], arrival[after])
+        right[inner] = distributions.backward_step_to([distributions.block(ids[t]) for t in after], arrival[after])
         starts = torch.stack([distributions.start_at(ids[t]) for t in after])
         fresh[inner] = (starts * arrival[after]).sum(1)
     return right, fresh

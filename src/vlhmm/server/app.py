@@ -294,7 +294,7 @@ class Server:
             "vocab_size": len(self.model.vocabulary),
             "context": getattr(self.model, "rule", None),
             "num_states": blocks.num_real_states if blocks is not None else None,
-            "num_blocks": blocks.num_groups if blocks is not None and blocks.partition else None,
+            "num_blocks": blocks.num_blocks if blocks is not None and blocks.partition else None,
         }
 
     async def _models(self, request: Request) -> Response:

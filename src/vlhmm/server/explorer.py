@@ -54,7 +54,7 @@ class Explorer:
     def block(self, block: int, top: int = 10) -> dict[str, Any]:
         """Return a block's words, states, neighbours, usage and example sentences."""
         view = plain(self.inspector.block(block, top))
-        states = set(self.model.distributions.states_of_group[block].tolist())
+        states = set(self.model.distributions.states_of_block[block].tolist())
         return view | {"examples": self._examples(lambda word, z: z in states)}
 
     @cached_property
@@ -67,10 +67,10 @@ class Explorer:
         inspector, tables = self.inspector, self.model.distributions
         if not inspector.blocks.partition:
             return {"blocks": [], "matrix": []}
-        count = inspector.blocks.num_groups
+        count = inspector.blocks.num_blocks
         mass = inspector.usage.view(count, -1)
         within = mass / mass.sum(1, keepdim=True).clamp(min=1e-300)
-        restart = inspector.restart[tables.states_of_group]
+        restart = inspector.restart[tables.states_of_block]
         parts, blocks = [], []
         for first in range(0, count, _BLOCKS_AT_ONCE):
             some = slice(first, min(first + _BLOCKS_AT_ONCE, count))
@@ -84,7 +84,7 @@ class Explorer:
         order = sorted(range(count), key=paths.__getitem__)
         names, frequency = self.model.vocabulary.words, inspector.frequency
         for number in order:
-            words = torch.from_numpy(inspector.blocks.words_of_group(number)).to(frequency.device)
+            words = torch.from_numpy(inspector.blocks.words_of_block(number)).to(frequency.device)
             top = frequency[words].topk(min(_WORDS_SHOWN, len(words))).indices
             shown = [names[i] for i in words[top].tolist()]
             blocks.append({"block": number, "path": paths[number], "usage": float(shares[number]), "words": shown})

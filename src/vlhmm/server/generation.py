@@ -54,7 +54,7 @@ class Row:
     tokenizer: Tokenizer
     stop: tuple[str, ...]
     max_tokens: int
-    group: int | None = None
+    block: int | None = None
     alpha: Tensor | None = None
     tokens: list[Token] = field(default_factory=list)
     begins: list[int] = field(default_factory=list)  # where each token begins in the text
@@ -122,9 +122,9 @@ class Generation:
             if not has_hidden_states(self.model):
                 self.carries.append(self._read(prompt))
                 continue
-            group, alpha = after(self.model.distributions, prompt)
+            block, alpha = after(self.model.distributions, prompt)
             for row in self.rows[first : first + self.n]:
-                row.group, row.alpha = group, alpha
+                row.block, row.alpha = block, alpha
         if self.wishes.max_tokens == 0:
             for row in self.rows:
                 row.finish = "length"
@@ -190,11 +190,11 @@ def step(model: Any, generations: Sequence[Generation]) -> list[list[Piece]]:
 
 def _advance(distributions: HMMDistributions, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
     predicted = distributions.start.expand(len(rows), -1).clone()
-    going = [i for i, row in enumerate(rows) if row.group is not None]
+    going = [i for i, row in enumerate(rows) if row.block is not None]
     if going:
-        groups = [rows[i].group for i in going]
+        blocks = [rows[i].block for i in going]
         alpha = torch.stack([rows[i].alpha for i in going])  # type: ignore[misc]
-        predicted[going] = distributions.forward_step_from(groups, alpha)  # type: ignore[arg-type]
+        predicted[going] = distributions.forward_step_from(blocks, alpha)  # type: ignore[arg-type]
     return predicted, distributions.emit(predicted)
 
 
@@ -202,13 +202,13 @@ def _extend(
     distributions: HMMDistributions, generation: Generation, numbers: list[int], predicted: Tensor, words: Tensor
 ) -> list[Piece]:
     chosen = generation.choose(words)
-    states = distributions.states_of_group[distributions.group_of_word[chosen]]
+    states = distributions.states_of_block[distributions.block_of_word[chosen]]
     alpha = predicted.gather(1, states) * distributions.emission[chosen].double()
     alpha = alpha / distributions.emission_total[states]
     alpha = alpha / alpha.sum(1, keepdim=True)
     for i, (number, token) in enumerate(zip(numbers, chosen.tolist(), strict=True)):
         row = generation.rows[number]
-        row.group, row.alpha = distributions.group(token), alpha[i]
+        row.block, row.alpha = distributions.block(token), alpha[i]
     return _push(generation, numbers, words, chosen)
 
 

@@ -86,7 +86,7 @@ def text_posteriors(model: Any, text: str, eos: bool, top_k: int, num_states: in
                 "word": word,
                 "oov": scores[t].oov,
                 "log_prob": finite(scores[t].log_prob),
-                "block": path.groups[t],
+                "block": path.blocks[t],
                 "path_state": path.states[t],
                 "path_posterior": path.posteriors[t],
                 "states": states,

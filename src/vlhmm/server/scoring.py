@@ -130,14 +130,14 @@ def _left_to_right(
 def _with_top(model: Any, chains: list[list[int]], num_top: int, given_up: Callable[[], bool]) -> list[list[Token]]:
     distributions = model.distributions
     num_top = min(num_top, distributions.vocab_size)
-    groups: list[int] = []
+    blocks: list[int] = []
     alphas, place_of, scored = [], [], [[Token(token, -math.inf, []) for token in chain] for chain in chains]
     fresh: list[tuple[int, int]] = []
     for row, chain in enumerate(chains):
         fresh.append((row, 0))
         if len(chain) > 1:
             alphas.append(forward(distributions, chain[:-1]).alpha)
-            groups += [distributions.group(token) for token in chain[:-1]]
+            blocks += [distributions.block(token) for token in chain[:-1]]
             place_of += [(row, place) for place in range(1, len(chain))]
 
     def note(places: list[tuple[int, int]], words: Tensor) -> None:
@@ -158,11 +158,11 @@ def _with_top(model: Any, chains: list[list[int]], num_top: int, given_up: Calla
             note(begun, start.expand(len(begun), -1))
     if alphas:
         alpha = torch.cat(alphas)
-        # places of one group together: its rows of A are made once
-        order = sorted(range(len(groups)), key=groups.__getitem__)
+        # places of one block together: its rows of A are made once
+        order = sorted(range(len(blocks)), key=blocks.__getitem__)
         size = max(1, _ENTRIES_AT_ONCE // max(distributions.num_states, distributions.vocab_size))
         for first in range(0, len(order), size):
             part = order[first : first + size]
-            predicted = distributions.forward_step_from([groups[i] for i in part], alpha[part])
+            predicted = distributions.forward_step_from([blocks[i] for i in part], alpha[part])
             note([place_of[i] for i in part], distributions.emit(predicted))
     return scored

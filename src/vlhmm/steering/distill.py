@@ -347,7 +347,7 @@ def report_on(
     log_probs = component_log_probs(models, samples.test, "reset", progress=progress)
     report = DistillationReport(
         num_states=model.distributions.num_states,
-        num_blocks=model.distributions.num_groups,
+        num_blocks=model.distributions.num_blocks,
         vocabulary_size=len(model.vocabulary),
         samples_tokens=samples.num_tokens,
         train_tokens=samples.train.num_tokens,

@@ -55,7 +55,7 @@ class SteeringHMM:
     def from_model(cls, model: "HMMLanguageModel", memory: int = DEFAULT_MEMORY) -> "SteeringHMM":
         """Read a trained model; its words are token ids."""
         distributions = model.distributions
-        states = distributions.states_of_group
+        states = distributions.states_of_block
         order = states.flatten()
         if len(order) != distributions.num_states or len(order.unique()) != len(order):
             raise QueryError(
@@ -71,7 +71,7 @@ class SteeringHMM:
         return cls(
             distributions.start[order].to(distributions.dtype).cpu(),
             distributions.emission.cpu(),
-            distributions.group_of_word.cpu(),
+            distributions.block_of_word.cpu(),
             rows,
             memory,
             restarts,

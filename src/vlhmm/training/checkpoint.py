@@ -31,7 +31,7 @@ def save_checkpoint(folder: RunFolder, at: Progress, m_step: MStep) -> None:
         raise NotFinite("a parameter")
     tensors = m_step.tensors()
     if at.carry is not None:
-        tensors |= {"carry.group": at.carry.group, "carry.alpha": at.carry.alpha}
+        tensors |= {"carry.block": at.carry.block, "carry.alpha": at.carry.alpha}
     best = at.plateau.best if math.isfinite(at.plateau.best) else None
     state = {
         "step": at.step,
@@ -72,8 +72,8 @@ def restore_checkpoint(folder: RunFolder, m_step: MStep, total_steps: int) -> Pr
             log_likelihood=state["log_likelihood"],
             tokens=state["tokens"],
         )
-        if "carry.group" in tensors:
-            at.carry = FilterState(tensors["carry.group"].to(device), tensors["carry.alpha"].to(device))
+        if "carry.block" in tensors:
+            at.carry = FilterState(tensors["carry.block"].to(device), tensors["carry.alpha"].to(device))
         folder.truncate_journal(state["journal_bytes"])
         m_step.restore(tensors, state["updates"])
     except (KeyError, TypeError, RuntimeError) as error:

@@ -29,31 +29,31 @@ def smoothed(counts: Tensor, average: Tensor, strength: float, dim: int) -> Tens
 @torch.no_grad()
 def maximize(hmm: HMM, counts: Counts, pairs: Pairs, smoothing: float) -> None:
     """Sets every parameter to its smoothed maximum of the expected log-likelihood."""
-    num_groups, num_slots = counts.start.shape
-    by_group = hmm.words_by_group.split(hmm.group_sizes)
+    num_blocks, num_slots = counts.start.shape
+    by_group = hmm.words_by_block.split(hmm.block_sizes)
     emitted = torch.stack([counts.emission[words].sum(0) for words in by_group])  # (M, K): how often each state was
-    groups, slots = normalized(emitted.sum(1), 0), normalized(emitted, 1)  # p(m) and p(z | m) in all text
+    blocks, slots = normalized(emitted.sum(1), 0), normalized(emitted, 1)  # p(m) and p(z | m) in all text
 
-    first_group = smoothed(counts.start.sum(1), groups, smoothing, 0)
-    hmm.start_logits.copy_(first_group.log()[:, None] + smoothed(counts.start, slots, smoothing, 1).log())
+    first_block = smoothed(counts.start.sum(1), blocks, smoothing, 0)
+    hmm.start_logits.copy_(first_block.log()[:, None] + smoothed(counts.start, slots, smoothing, 1).log())
     for words in by_group:
         table = counts.emission[words]  # (words of the block, K)
         average = normalized(table.sum(1, keepdim=True), 0)
         hmm.emission_logits[words] = smoothed(table, average, smoothing, 0).log()
     if hmm.config.transition == "softmax":
-        everywhere = (groups[:, None] * slots).view(1, -1)
-        for group, first, last in runs(pairs.from_group):
-            rows = counts.tiles.new_zeros(num_slots, num_groups, num_slots)
-            rows[:, pairs.to_group[first:last]] = counts.tiles[first:last].transpose(0, 1)
+        everywhere = (blocks[:, None] * slots).view(1, -1)
+        for block, first, last in runs(pairs.from_block):
+            rows = counts.tiles.new_zeros(num_slots, num_blocks, num_slots)
+            rows[:, pairs.to_block[first:last]] = counts.tiles[first:last].transpose(0, 1)
             rows = rows.view(num_slots, -1)
             average = smoothed(rows.sum(0, keepdim=True), everywhere, smoothing, 1)
-            states = slice(group * num_slots, (group + 1) * num_slots)
+            states = slice(block * num_slots, (block + 1) * num_slots)
             hmm.transition_logits[states] = smoothed(rows, average, smoothing, 1).log()
         return
     into_block = torch.zeros_like(hmm.block_logits)  # (from, slot, to)
-    into_block[pairs.from_group, :, pairs.to_group] = counts.tiles.sum(-1)
-    average = smoothed(into_block.sum(1, keepdim=True), groups, smoothing, 2)
+    into_block[pairs.from_block, :, pairs.to_block] = counts.tiles.sum(-1)
+    average = smoothed(into_block.sum(1, keepdim=True), blocks, smoothing, 2)
     hmm.block_logits.copy_(smoothed(into_block, average, smoothing, 2).log())
     hmm.tile_logits.copy_(slots.log()[None, :, None].expand_as(hmm.tile_logits))  # of pairs never seen
-    average = smoothed(counts.tiles.sum(1, keepdim=True), slots[pairs.to_group, None], smoothing, 2)
-    hmm.tile_logits[pairs.from_group, pairs.to_group] = smoothed(counts.tiles, average, smoothing, 2).log()
+    average = smoothed(counts.tiles.sum(1, keepdim=True), slots[pairs.to_block, None], smoothing, 2)
+    hmm.tile_logits[pairs.from_block, pairs.to_block] = smoothed(counts.tiles, average, smoothing, 2).log()

@@ -146,15 +146,15 @@ class Ranks:
             return carry
         if not streams:
             return None
-        counts = [int(each[0]) for each in self._gathered(torch.tensor([len(carry.group)]))]
+        counts = [int(each[0]) for each in self._gathered(torch.tensor([len(carry.block)]))]
         most = max(counts)
-        group = torch.full((most,), -1, dtype=carry.group.dtype)
+        block = torch.full((most,), -1, dtype=carry.block.dtype)
         alpha = carry.alpha.new_zeros(most, carry.alpha.shape[1])
-        group[: len(carry.group)], alpha[: len(carry.group)] = carry.group, carry.alpha
-        groups, alphas = self._gathered(group), self._gathered(alpha)
-        whole = FilterState(group.new_full((sum(counts),), -1), alpha.new_zeros(sum(counts), alpha.shape[1]))
+        block[: len(carry.block)], alpha[: len(carry.block)] = carry.block, carry.alpha
+        blocks, alphas = self._gathered(block), self._gathered(alpha)
+        whole = FilterState(block.new_full((sum(counts),), -1), alpha.new_zeros(sum(counts), alpha.shape[1]))
         for rank, count in enumerate(counts):
-            whole.group[rank :: self.size] = groups[rank][:count]
+            whole.block[rank :: self.size] = blocks[rank][:count]
             whole.alpha[rank :: self.size] = alphas[rank][:count]
         return whole
 
@@ -162,7 +162,7 @@ class Ranks:
         """This rank's rows of the state of all streams."""
         if carry is None or self.size == 1:
             return carry
-        return FilterState(carry.group[self.rank :: self.size].clone(), carry.alpha[self.rank :: self.size].clone())
+        return FilterState(carry.block[self.rank :: self.size].clone(), carry.alpha[self.rank :: self.size].clone())
 
     def _gathered(self, tensor: Tensor) -> list[Tensor]:
         gathered = [torch.empty_like(tensor) for _ in range(self.size)]

@@ -48,7 +48,7 @@ def dry_run(
     return {
         "parameters": trainer.num_parameters,
         "num_states": blocks.num_real_states,
-        "num_blocks": blocks.num_groups,
+        "num_blocks": blocks.num_blocks,
         "memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
         "seconds_per_step": per_step,
         "seconds_per_epoch": total / config.training.epochs,

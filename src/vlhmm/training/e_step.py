@@ -86,28 +86,28 @@ class Buffers:
 
 def prepare(
     batches: Sequence[Batch],
-    group_of_word: Tensor,
-    num_groups: int,
-    carry_group: Tensor | None = None,
+    block_of_word: Tensor,
+    num_blocks: int,
+    carry_block: Tensor | None = None,
 ) -> Prepared:
     """Index the batches as chains over the distinct block pairs in them."""
-    device = group_of_word.device
+    device = block_of_word.device
     codes, lives, tokens, lengths = [], [], [], []
     for batch in batches:
         row_tokens, row_lengths = batch.tokens.to(device), batch.lengths.to(device)
-        if not batch.continues or carry_group is None:
-            carry_group = torch.full((len(row_lengths),), -1, dtype=torch.long, device=device)
-        code = pair_codes(group_of_word, num_groups, row_tokens, batch.restart.to(device), carry_group)
+        if not batch.continues or carry_block is None:
+            carry_block = torch.full((len(row_lengths),), -1, dtype=torch.long, device=device)
+        code = pair_codes(block_of_word, num_blocks, row_tokens, batch.restart.to(device), carry_block)
         live = torch.arange(row_tokens.shape[1], device=device)[None] < row_lengths[:, None]
-        last = group_of_word[row_tokens].gather(1, (row_lengths - 1).clamp(min=0)[:, None])[:, 0]
-        carry_group = torch.where(row_lengths > 0, last, carry_group)
+        last = block_of_word[row_tokens].gather(1, (row_lengths - 1).clamp(min=0)[:, None])[:, 0]
+        carry_block = torch.where(row_lengths > 0, last, carry_block)
         codes.append(code)
         lives.append(live)
         tokens.append(row_tokens)
         lengths.append(row_lengths)
     used = torch.cat([code[live] for code, live in zip(codes, lives, strict=True)])
-    known, pairs = distinct_pairs(used, torch.ones_like(used, dtype=torch.bool), num_groups)
-    chains = [chain_of(group_of_word, *parts, known) for parts in zip(tokens, lengths, codes, strict=True)]
+    known, pairs = distinct_pairs(used, torch.ones_like(used, dtype=torch.bool), num_blocks)
+    chains = [chain_of(block_of_word, *parts, known) for parts in zip(tokens, lengths, codes, strict=True)]
     total = sum(int(n.sum()) for n in lengths)
     return Prepared(chains, [batch.continues for batch in batches], pairs, total)
 
@@ -118,31 +118,31 @@ class PreparedBatches:
     The batches are held with the result, so the same objects are the same batches, in whichever list they come.
     """
 
-    def __init__(self, group_of_word: Tensor, num_groups: int) -> None:
-        self.group_of_word, self.num_groups = group_of_word, num_groups
+    def __init__(self, block_of_word: Tensor, num_blocks: int) -> None:
+        self.block_of_word, self.num_blocks = block_of_word, num_blocks
         self._batches: tuple[Batch, ...] = ()
         self._carry_group: Tensor | None = None
         self._prepared: Prepared | None = None
 
-    def get(self, batches: Sequence[Batch], carry_group: Tensor | None = None) -> Prepared:
+    def get(self, batches: Sequence[Batch], carry_block: Tensor | None = None) -> Prepared:
         """Prepare the batches, unless they are those of the call before."""
-        if self._prepared is None or not self._is_last(batches, carry_group):
+        if self._prepared is None or not self._is_last(batches, carry_block):
             self._batches, self._prepared = (), None  # free their memory first
-            self._prepared = prepare(batches, self.group_of_word, self.num_groups, carry_group)
-            self._batches, self._carry_group = tuple(batches), carry_group
+            self._prepared = prepare(batches, self.block_of_word, self.num_blocks, carry_block)
+            self._batches, self._carry_group = tuple(batches), carry_block
         return self._prepared
 
-    def _is_last(self, batches: Sequence[Batch], carry_group: Tensor | None) -> bool:
+    def _is_last(self, batches: Sequence[Batch], carry_block: Tensor | None) -> bool:
         if len(batches) != len(self._batches) or any(a is not b for a, b in zip(batches, self._batches, strict=True)):
             return False
-        if carry_group is None or self._carry_group is None:
-            return carry_group is self._carry_group
-        return torch.equal(carry_group, self._carry_group)
+        if carry_block is None or self._carry_group is None:
+            return carry_block is self._carry_group
+        return torch.equal(carry_block, self._carry_group)
 
 
 def predicted_bytes(prepared: Prepared, num_slots: int, num_channels: int | None = None) -> int:
     """Memory of an E-step in float32: tiles and their counts, and the messages of the largest batch."""
-    num_pairs, tokens = len(prepared.pairs.from_group), max(chain.emit_of.numel() for chain in prepared.chains)
+    num_pairs, tokens = len(prepared.pairs.from_block), max(chain.emit_of.numel() for chain in prepared.chains)
     if num_channels is not None:  # no tiles; the channels' own tables are no larger than the embeddings
         return 4 * (2 * num_pairs * num_slots + tokens * (5 * num_slots + 2 * num_channels))
     return 4 * (2 * num_pairs * num_slots**2 + 3 * tokens * num_slots)
@@ -173,7 +173,7 @@ def expectation(
         needed += evidence.num_bytes
     if memory is not None and needed > memory:
         raise ConfigError(
-            f"one E-step needs {needed / 1e9:.1f} GB for tiles and counts of {len(prepared.pairs.from_group):,} block pairs, "
+            f"one E-step needs {needed / 1e9:.1f} GB for tiles and counts of {len(prepared.pairs.from_block):,} block pairs, "
             f"the memory budget is {memory / 1e9:.1f} GB; raise --memory, lower training.em_tokens or take fewer states per block"
         )
     start, tiles = potentials.log_start.detach().exp(), None
@@ -185,7 +185,7 @@ def expectation(
         table = ChannelPotentials(start, emission, leave, phi, psi, *prepared.pairs)
         counts = ChannelCounts.zeros_like(table)
     else:
-        shape = (len(prepared.pairs.from_group), num_slots, num_slots)
+        shape = (len(prepared.pairs.from_block), num_slots, num_slots)
         tiles = transition.tiles(*prepared.pairs, out=buffers.get("tiles", shape, emission))
         table = Potentials(start, emission, tiles)
         sums = buffers.get("counts", shape, emission).zero_()
@@ -193,8 +193,8 @@ def expectation(
     workspace, total = buffers.messages(emission), 0.0
     for number, (chain, continues) in enumerate(zip(prepared.chains, prepared.continues, strict=True)):
         if not continues or carry is None:
-            group = torch.full_like(chain.lengths, -1)
-            carry = FilterState(group, emission.new_zeros(len(chain.lengths), num_slots))
+            block = torch.full_like(chain.lengths, -1)
+            carry = FilterState(block, emission.new_zeros(len(chain.lengths), num_slots))
         if evidence is None:
             passed = inference.add_expected_counts(counts, table, chain, carry.alpha, workspace)
         else:

@@ -16,10 +16,10 @@ def sample_mask(hmm: HMM, blocks: Blocks, settings: TrainingConfig, step: int) -
     mask, dropout = DropoutMask(), settings.state_dropout
     generator = generator_for(settings.seed, "dropout", step)
     if dropout and not blocks.partition:
-        columns = sample_columns(hmm.states_of_group, blocks.num_states, dropout, generator).to(device)
-        mask = DropoutMask(*slots_of_columns(hmm.states_of_group, columns), columns=columns)
+        columns = sample_columns(hmm.states_of_block, blocks.num_states, dropout, generator).to(device)
+        mask = DropoutMask(*slots_of_columns(hmm.states_of_block, columns), columns=columns)
     elif dropout:
-        slots, alive = sample_kept(hmm.num_alive, blocks.states_per_group, dropout, generator)
+        slots, alive = sample_kept(hmm.num_alive, blocks.states_per_block, dropout, generator)
         mask = DropoutMask(slots=slots, num_alive=alive)
     if settings.embedding_dropout:
         num_blocks, num_states = hmm.embedding.state.shape[:2]
@@ -35,8 +35,8 @@ def expand_carry(carry: FilterState | None, mask: DropoutMask, states_per_block:
     """Spread a carried posterior over all slots of its block; dropped slots have probability zero."""
     if carry is None or mask.slots is None:
         return carry
-    alpha = carry.alpha.new_zeros(len(carry.group), states_per_block)
-    return FilterState(carry.group, alpha.scatter_(1, mask.slots[carry.group.clamp(min=0)], carry.alpha))
+    alpha = carry.alpha.new_zeros(len(carry.block), states_per_block)
+    return FilterState(carry.block, alpha.scatter_(1, mask.slots[carry.block.clamp(min=0)], carry.alpha))
 
 
 def reduce_carry(carry: FilterState | None, mask: DropoutMask) -> FilterState | None:
@@ -46,7 +46,7 @@ def reduce_carry(carry: FilterState | None, mask: DropoutMask) -> FilterState | 
     """
     if carry is None or mask.slots is None:
         return carry
-    alpha = carry.alpha.gather(1, mask.slots[carry.group.clamp(min=0)])
+    alpha = carry.alpha.gather(1, mask.slots[carry.block.clamp(min=0)])
     total = alpha.sum(1, keepdim=True)
     uniform = torch.full_like(alpha, 1 / alpha.shape[1])
-    return FilterState(carry.group, torch.where(total > 1e-6, alpha / total.clamp(min=1e-30), uniform))
+    return FilterState(carry.block, torch.where(total > 1e-6, alpha / total.clamp(min=1e-30), uniform))

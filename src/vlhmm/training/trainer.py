@@ -148,8 +148,8 @@ class Trainer:
             unseen.copy_parameters(self.hmm)
         self.m_step = MStep(self.hmm, self.settings, unseen, self.ranks)
         self.validation = Validation(self.hmm, blocks, corpus, self.settings.evaluation_context, memory, self.ranks)
-        self.group_of_word = torch.from_numpy(blocks.group_of_word).to(torch.device(device))
-        self.prepared, self.buffers = PreparedBatches(self.group_of_word, blocks.num_groups), Buffers()
+        self.block_of_word = torch.from_numpy(blocks.block_of_word).to(torch.device(device))
+        self.prepared, self.buffers = PreparedBatches(self.block_of_word, blocks.num_blocks), Buffers()
         self.plan = make_plan(corpus.train, self.settings, corpus.vocabulary.eos, corpus.extra, unknown)
         self._epoch: tuple[int, Sequence[list[Batch]]] = (0, self.plan(0))
         self.steps_per_epoch = len(self._epoch[1])
@@ -204,7 +204,7 @@ class Trainer:
         mask = self.mask()
         evidence = self.hook.evidence(batches, mask, at.step) if self.hook is not None else None
         carry = reduce_carry(at.carry, mask) if batches[0].continues else None
-        prepared = self.prepared.get(batches, carry.group if carry is not None else None)
+        prepared = self.prepared.get(batches, carry.block if carry is not None else None)
         potentials = self.hmm.potentials(mask)
         expected = self.ranks.add_up(expectation(potentials, prepared, carry, self.buffers, self.memory, evidence))
         if not math.isfinite(expected.log_likelihood):
@@ -214,7 +214,7 @@ class Trainer:
             self.m_step.take(potentials, mask, expected, at.step, rate)
         except NotFinite as what:
             raise self.not_finite(str(what)) from None
-        at.carry = expand_carry(expected.carry, mask, self.blocks.states_per_group)
+        at.carry = expand_carry(expected.carry, mask, self.blocks.states_per_block)
         at.log_likelihood += expected.log_likelihood
         at.tokens += expected.tokens
         at.step += 1

@@ -149,7 +149,7 @@ def unseen_tokens(
     unseen = np.flatnonzero(partner >= 0)
     if not len(unseen):
         return None
-    if (blocks.group_of_word[unseen] != blocks.group_of_word[partner[unseen]]).any():
+    if (blocks.block_of_word[unseen] != blocks.block_of_word[partner[unseen]]).any():
         raise ConfigError("blocks do not keep unseen tokens with those they share parameters with; let them be made")
     special = np.isin(unseen, list(vocabulary.special))
     never = int((~special).sum())

@@ -62,14 +62,14 @@ class DistillationTargets(NamedTuple):
 
 
 def evidence_for_kept(
-    evidence: Evidence, group: Int[Tensor, " token"], kept: DropoutMask, dtype: torch.dtype
+    evidence: Evidence, block: Int[Tensor, " token"], kept: DropoutMask, dtype: torch.dtype
 ) -> Float[Tensor, "token kept"]:
     """Log evidence for the kept states alone; the likeliest of them has 0."""
     if kept.slots is not None:
-        evidence = evidence.gather(1, kept.slots[group])
+        evidence = evidence.gather(1, kept.slots[block])
     evidence = evidence.to(dtype)
     if kept.num_alive is not None:
-        beyond = torch.arange(evidence.shape[1], device=evidence.device) >= kept.num_alive[group, None]
+        beyond = torch.arange(evidence.shape[1], device=evidence.device) >= kept.num_alive[block, None]
         evidence = evidence.masked_fill(beyond, LEAST)
     return evidence - evidence.max(1, keepdim=True).values
 
@@ -80,11 +80,11 @@ class Clusters(NamedTuple):
     centres: list[Float[Tensor, "cluster width"]]
     scale: float  # the mean squared distance of a vector to its nearest centre
 
-    def evidence(self, vectors: Float[Tensor, "token width"], group: Int[Tensor, " token"], num_slots: int) -> Evidence:
-        """Log evidence for the states of each token's group; group -1 is padding."""
+    def evidence(self, vectors: Float[Tensor, "token width"], block: Int[Tensor, " token"], num_slots: int) -> Evidence:
+        """Log evidence for the states of each token's block; block -1 is padding."""
         found = torch.full((len(vectors), num_slots), LEAST, dtype=torch.float16)
         for number, centres in enumerate(self.centres):
-            where = (group == number).nonzero()[:, 0]
+            where = (block == number).nonzero()[:, 0]
             if len(where) and len(centres):
                 distance = squared_distances(vectors[where], centres)
                 relative = (distance.min(1, keepdim=True).values - distance) / self.scale
@@ -94,14 +94,14 @@ class Clusters(NamedTuple):
 
 def clustered(
     vectors: Float[Tensor, "token width"],
-    group: Int[Tensor, " token"],
-    num_alive: Int[Tensor, " group"],
+    block: Int[Tensor, " token"],
+    num_alive: Int[Tensor, " block"],
     generator: torch.Generator,
 ) -> Clusters:
-    """As many clusters of each group's vectors as it has states."""
+    """As many clusters of each block's vectors as it has states."""
     found, nearest = [], []
     for number, num_states in enumerate(num_alive.tolist()):
-        mine = vectors[group == number]
+        mine = vectors[block == number]
         centres = k_means(mine, num_states, generator)
         if len(mine):
             nearest.append(squared_distances(mine, centres).min(1).values)
@@ -128,33 +128,33 @@ def vectors_of(teacher: Teacher, batches: list[Batch]) -> list[Float[Tensor, "to
 def make_evidence(
     teacher: Teacher,
     batches: list[Batch],
-    group_of_word: Int[Tensor, " word"],
-    num_alive: Int[Tensor, " group"],
+    block_of_word: Int[Tensor, " word"],
+    num_alive: Int[Tensor, " block"],
     num_slots: int,
     generator: torch.Generator,
 ) -> tuple[list[Evidence], Clusters]:
     """The evidence about every token of the batches and the clusters it comes from."""
     vectors = vectors_of(teacher, batches)
-    groups = [groups_of(batch, group_of_word) for batch in batches]
-    clusters = clustered(torch.cat(vectors), torch.cat(groups), num_alive, generator)
-    found = (clusters.evidence(*each, num_slots) for each in zip(vectors, groups, strict=True))
-    return [each.to(group_of_word.device) for each in found], clusters
+    blocks = [blocks_of(batch, block_of_word) for batch in batches]
+    clusters = clustered(torch.cat(vectors), torch.cat(blocks), num_alive, generator)
+    found = (clusters.evidence(*each, num_slots) for each in zip(vectors, blocks, strict=True))
+    return [each.to(block_of_word.device) for each in found], clusters
 
 
 @torch.no_grad()
 def evidence_about(
-    teacher: Teacher, batch: Batch, clusters: Clusters, group_of_word: Int[Tensor, " word"], num_slots: int
+    teacher: Teacher, batch: Batch, clusters: Clusters, block_of_word: Int[Tensor, " word"], num_slots: int
 ) -> Evidence:
     """The evidence about every token of a batch that had no part in the clusters."""
     vectors = teacher.vectors_after(batch.tokens.cpu()).flatten(0, 1)
-    return clusters.evidence(vectors, groups_of(batch, group_of_word), num_slots).to(group_of_word.device)
+    return clusters.evidence(vectors, blocks_of(batch, block_of_word), num_slots).to(block_of_word.device)
 
 
-def groups_of(batch: Batch, group_of_word: Int[Tensor, " word"]) -> Int[Tensor, " token"]:
-    """The group of every token, on the CPU; -1 is padding."""
+def blocks_of(batch: Batch, block_of_word: Int[Tensor, " word"]) -> Int[Tensor, " token"]:
+    """The block of every token, on the CPU; -1 is padding."""
     tokens, lengths = batch.tokens.cpu(), batch.lengths.cpu()
     live = torch.arange(tokens.shape[1]) < lengths[:, None]
-    return torch.where(live, group_of_word.cpu()[tokens], -1).flatten()
+    return torch.where(live, block_of_word.cpu()[tokens], -1).flatten()
 
 
 def k_means(

@@ -97,7 +97,7 @@ class Distillation:
         run.log("the teacher reads the training text and its vectors are clustered: a minute or so per million tokens")
         generator = generator_for(self.settings.seed, "guide", 0)
         evidence, self.clusters = make_evidence(
-            self.teacher, list(batches), run.group_of_word, run.hmm.num_alive, run.blocks.states_per_group, generator
+            self.teacher, list(batches), run.block_of_word, run.hmm.num_alive, run.blocks.states_per_block, generator
         )
         self._evidence = {id(batch): (batch, each) for batch, each in zip(batches, evidence, strict=True)}
 
@@ -106,8 +106,8 @@ class Distillation:
         if id(batch) not in self._evidence:
             assert self.clusters is not None
             run = self.trainer
-            num_slots = run.blocks.states_per_group
-            found = evidence_about(self.teacher, batch, self.clusters, run.group_of_word, num_slots)
+            num_slots = run.blocks.states_per_block
+            found = evidence_about(self.teacher, batch, self.clusters, run.block_of_word, num_slots)
             self._evidence[id(batch)] = batch, found
         return self._evidence[id(batch)][1]
 
@@ -116,7 +116,7 @@ class Distillation:
         run, extra = self.trainer, self.trainer.corpus.extra
         of_extra = self.settings.guide_text or (extra.num_tokens if extra is not None else 0)
         tokens = run.corpus.train.num_tokens + of_extra
-        needed = 2 * tokens * run.blocks.states_per_group
+        needed = 2 * tokens * run.blocks.states_per_block
         if run.memory is not None and needed > run.memory:
             raise ConfigError(
                 f"a guide's evidence about {tokens:,} tokens needs {needed / 1e9:.1f} GB, the memory budget is "
