@@ -174,7 +174,7 @@ def bad_inputs(folder: Path, tmp: Path) -> dict[str, tuple[list, str]]:
             ["evaluate", spoiled(good, tmp / "d", "vocabulary.txt", words + b"more\n"), valid],
             "more",
         ),
-        "no streams": (["evaluate", good, valid, "--streams", "0"], "--streams 0 must be at least 1"),
+        "no streams": (["evaluate", good, valid, "--streams", "0"], "argument --streams: '0': expected a whole number from 1"),
     }
 
 
@@ -265,7 +265,7 @@ def test_sizes_and_clock():
     [
         (["trian"], "no verb named 'trian'; did you mean train?"),
         ([], "arguments are required: VERB; see vlhmm --help"),
-        (["train", "--bogus"], "train does not take --bogus; see vlhmm train --help"),
+        (["train", "--bogus"], "train does not take '--bogus'; see vlhmm train --help"),
         (["train", "x", "--seed"], "argument --seed: expected one argument; see vlhmm train --help"),
     ],
 )

@@ -435,7 +435,7 @@ def test_the_command_line_answers_in_text(run, capsys, arguments, expected):
         (("state", "99"), "states are 0 to 11"),
         (("block", "-1"), "blocks are 0 to 2"),
         (("word", "B"), "nearest: b"),
-        (("word", "b", "--top", "0"), "top is 0"),
+        (("word", "b", "--top", "0"), "argument --top: '0': expected a whole number from 1"),
     ],
 )
 def test_the_command_line_refuses_in_one_line_before_any_work(run, capsys, arguments, message):

@@ -400,7 +400,7 @@ def test_queries_are_measured_on_an_untrained_model(capsys):
         (["--run", "runs/x"], "python -m benchmarks queries --run runs/x"),
         (["queries", "--only", "machine"], "takes no --only"),
         (["--out", "/nowhere/at/all.json"], "is no folder"),
-        (["--threads", "0"], "--threads 0 must be at least 1"),
+        (["--threads", "0"], "argument --threads: '0': expected a whole number from 1 to 1,024"),
     ],
 )
 def test_wrong_options_are_one_line_before_anything_runs(arguments, message, capsys):

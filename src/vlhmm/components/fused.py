@@ -65,9 +65,10 @@ def blocked_log_softmax(
     """For block m with its words w: table[w] = (hidden[m] @ weight[w].T + bias[w]).log_softmax(-1).T, in vocabulary order.
 
     Blocks of few states are compiled loops over the words as they lie: the products are too small for a matrix library,
-    and the word vectors, most of a small model, are read once and not copied.
+    and the word vectors, most of a small model, are read once and not copied. In training only: elsewhere the table
+    is made once, and importing the compiler would take longer.
     """
-    if inference.use_kernels(hidden) and hidden.shape[1] <= FEW_STATES:
+    if torch.is_grad_enabled() and inference.use_kernels(hidden) and hidden.shape[1] <= FEW_STATES:
         return _BlockedByKernels.apply(hidden, weight, bias, words_by_block, block_sizes)
     return _BlockedLogSoftmax.apply(hidden, weight, bias, words_by_block, block_sizes)
 
