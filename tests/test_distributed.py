@@ -153,7 +153,7 @@ def test_a_single_process_exchanges_nothing():
     assert ranks.share(batches) is batches
     carry = FilterState(torch.tensor([1, 2, 3]), torch.rand(3, 4))
     assert ranks.whole_carry(carry, streams=False) is carry and ranks.own_carry(carry) is carry
-    assert torch.equal(rank_of(1, 2).own_carry(carry).group, torch.tensor([2]))
+    assert torch.equal(rank_of(1, 2).own_carry(carry).block, torch.tensor([2]))
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ class PreparedBatches:
     def __init__(self, block_of_word: Tensor, num_blocks: int) -> None:
         self.block_of_word, self.num_blocks = block_of_word, num_blocks
         self._batches: tuple[Batch, ...] = ()
-        self._carry_group: Tensor | None = None
+        self._carry_block: Tensor | None = None
         self._prepared: Prepared | None = None
 
     def get(self, batches: Sequence[Batch], carry_block: Tensor | None = None) -> Prepared:
@@ -129,15 +129,15 @@ class PreparedBatches:
         if self._prepared is None or not self._is_last(batches, carry_block):
             self._batches, self._prepared = (), None  # free their memory first
             self._prepared = prepare(batches, self.block_of_word, self.num_blocks, carry_block)
-            self._batches, self._carry_group = tuple(batches), carry_block
+            self._batches, self._carry_block = tuple(batches), carry_block
         return self._prepared
 
     def _is_last(self, batches: Sequence[Batch], carry_block: Tensor | None) -> bool:
         if len(batches) != len(self._batches) or any(a is not b for a, b in zip(batches, self._batches, strict=True)):
             return False
-        if carry_block is None or self._carry_group is None:
-            return carry_block is self._carry_group
-        return torch.equal(carry_block, self._carry_group)
+        if carry_block is None or self._carry_block is None:
+            return carry_block is self._carry_block
+        return torch.equal(carry_block, self._carry_block)
 
 
 def predicted_bytes(prepared: Prepared, num_slots: int, num_channels: int | None = None) -> int:
