@@ -1,4 +1,4 @@
-"""Writes the records in results/ into README.md and docs/experiments.md, between their markers, and docs/settings.md.
+"""Writes the records in results/ into README.md and paper/log/, between their markers, and docs/settings.md.
 
 `python docs/render_results.py`. The paper's tables are rendered by `python -m paper all --render --write-docs`; this
 page maker has the runs and measurements that stand beside them, so that no number is typed by hand.
@@ -137,4 +137,4 @@ if __name__ == "__main__":
     insert(ROOT / "README.md", "commands", commands_table())
     insert(ROOT / "README.md", "bench", short_bench_table())
     insert(ROOT / "docs" / "bench.md", "bench", bench_table())
-    insert(ROOT / "docs" / "experiments.md", "runs", runs_table())
+    insert(ROOT / "paper" / "log" / "2026-11-16-em-and-gradient.md", "runs", runs_table())

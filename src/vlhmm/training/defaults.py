@@ -1,7 +1,7 @@
 """Choose settings by the size of a text: what `vlhmm train` does with what nobody has set.
 
 The number of states follows from the number of training tokens, and everything else from both. Each choice comes with
-its reason, which `train` prints. The measurements behind them are in docs/experiments.md.
+its reason, which `train` prints. The measurements behind them are in docs/defaults.md and paper/log/.
 """
 
 import math
