@@ -20,7 +20,7 @@ from vlhmm.data.user_text import DEFAULT_MEMORY, encode_words, memory_check
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
 from vlhmm.queries.prefix import Prefix
-from vlhmm.queries.sequence import Piece, piece_of
+from vlhmm.queries.sequence import ChainInputs, chain_inputs
 from vlhmm.results import Result
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def decode(
         found = [(known.smoothed.argmax(1), None)]
     else:
         if eos and eos_state == "max":
-            ended = piece_of(distributions, [*ids, distributions.eos], None, _first(ids, before))
+            ended = chain_inputs(distributions, [*ids, distributions.eos], None, _first(ids, before))
         else:
             _, ended = _pieces(distributions, ids, eos, memory, before)
         log_start, log_emission, log_tiles = (table.log() for table in ended.potentials)
@@ -169,16 +169,16 @@ def _first(ids: Sequence[int], before: Prefix | None) -> Tensor | None:
 
 def _pieces(
     distributions: HMMDistributions, ids: Sequence[int], eos: bool, memory: float, before: Prefix | None
-) -> tuple[Piece, Piece]:
+) -> tuple[ChainInputs, ChainInputs]:
     """(the chain of the words, the same with p(<eos> | z) of the last state z as part of the text)."""
     if not ids:
         raise QueryError("an empty text has no states; give at least one word")
     size = distributions.states_per_block
     memory_check(f"the transitions of {len(ids):,} words", 24 * len(ids) * size * size, memory, "split the text")
-    plain = piece_of(distributions, ids, None, _first(ids, before))
+    plain = chain_inputs(distributions, ids, None, _first(ids, before))
     if not eos:
         return plain, plain
     start, emission, tiles = plain.potentials
     emission = emission.clone()
     emission[-1] *= distributions.edge(ids[-1], distributions.eos) @ distributions.emission_of(distributions.eos)
-    return plain, Piece(inference.Potentials(start, emission, tiles), plain.chain)
+    return plain, ChainInputs(inference.Potentials(start, emission, tiles), plain.chain)

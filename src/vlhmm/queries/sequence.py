@@ -13,16 +13,16 @@ from vlhmm.distributions import HMMDistributions
 _CHUNK_BYTES = 1 << 27
 
 
-class Piece(NamedTuple):
+class ChainInputs(NamedTuple):
     """Some words of a sequence, as one row of a batch."""
 
     potentials: inference.Potentials  # float64, only the rows these words use
     chain: inference.Chain
 
 
-def piece_of(
+def chain_inputs(
     distributions: HMMDistributions, ids: Sequence[int], previous: int | None, first: Tensor | None = None
-) -> Piece:
+) -> ChainInputs:
     """The chain of `ids` (at least one) after the word `previous`, or from a fresh start (None).
 
     `first`, (K,), replaces the start distribution on the first word's states: p(z_1 | a text before this one).
@@ -53,10 +53,10 @@ def piece_of(
         edge_of=torch.tensor([edge_of], device=distributions.device),
         lengths=torch.tensor([len(ids)], device=distributions.device),
     )
-    return Piece(inference.Potentials(start, emission, tiles), chain)
+    return ChainInputs(inference.Potentials(start, emission, tiles), chain)
 
 
-class Passed(NamedTuple):
+class FilterResult(NamedTuple):
     """What a forward pass leaves: a chunk's filtered posteriors and log p(x_t | x_<t)."""
 
     alpha: Tensor  # (T, K) float64
@@ -69,27 +69,27 @@ def forward_chunks(
     previous: int | None = None,
     carry: Tensor | None = None,
     first: Tensor | None = None,
-) -> Iterator[Passed]:
+) -> Iterator[FilterResult]:
     """The forward pass over `ids`, a chunk at a time, so that memory does not grow with the text."""
     size = max(1, _CHUNK_BYTES // (8 * distributions.states_per_block**2))
     for begin in range(0, len(ids), size):
         part = ids[begin : begin + size]
-        piece = piece_of(distributions, part, previous, first if begin == 0 else None)
+        piece = chain_inputs(distributions, part, previous, first if begin == 0 else None)
         alpha, log_scale = inference.forward(piece.potentials, piece.chain, None if carry is None else carry[None])
-        yield Passed(alpha[0], log_scale[0])
+        yield FilterResult(alpha[0], log_scale[0])
         previous, carry = part[-1], alpha[0, -1]
 
 
-def forward(distributions: HMMDistributions, ids: Sequence[int], first: Tensor | None = None) -> Passed:
-    """Filtered posteriors p(z_t | x_<=t), (T, K), and log p(x_t | x_<t), (T,); `first` as for `piece_of`."""
+def forward(distributions: HMMDistributions, ids: Sequence[int], first: Tensor | None = None) -> FilterResult:
+    """Filtered posteriors p(z_t | x_<=t), (T, K), and log p(x_t | x_<t), (T,); `first` as for `chain_inputs`."""
     chunks = list(forward_chunks(distributions, ids, first=first))
     if not chunks:
         empty = torch.zeros(0, distributions.states_per_block, dtype=torch.float64, device=distributions.device)
-        return Passed(empty, empty.new_zeros(0))
-    return Passed(torch.cat([c.alpha for c in chunks]), torch.cat([c.log_probs for c in chunks]))
+        return FilterResult(empty, empty.new_zeros(0))
+    return FilterResult(torch.cat([c.alpha for c in chunks]), torch.cat([c.log_probs for c in chunks]))
 
 
-class Read(NamedTuple):
+class PrefixResult(NamedTuple):
     """What reading a sequence leaves, without the messages on the way."""
 
     log_probs: list[float]  # log p(x_t | x_<t)
@@ -98,11 +98,11 @@ class Read(NamedTuple):
 
 def read(
     distributions: HMMDistributions, ids: Sequence[int], previous: int | None = None, carry: Tensor | None = None
-) -> Read:
+) -> PrefixResult:
     """The forward pass over `ids`, keeping only its last message: memory for K states, however long the text."""
     log_probs: list[float] = []
     alpha = None
     for chunk in forward_chunks(distributions, ids, previous, carry):
         log_probs += chunk.log_probs.tolist()
         alpha = chunk.alpha[-1].clone()
-    return Read(log_probs, alpha)
+    return PrefixResult(log_probs, alpha)
