@@ -22,7 +22,7 @@ EPILOG = """\
   figure-factored   state embeddings of their own or composed
   all               every one of them
 
-Each row is a named run. What is missing is trained in the order of worth, after it is told what that will
+Each row is a named run. What is missing is trained in the order of priority, after it is told what that will
 cost; a run that was stopped goes on, a finished one is never repeated. Test is looked at once, with the model
 best on valid.
 
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     store = Store(args.results)
     tasks = missing(rows, store, args.seed)
     if args.dry_run:
-        show_costs(args, tasks, told_costs(args, tasks, store))
+        show_costs(args, tasks, estimated_costs(args, tasks, store))
         return 0
     if args.list:
         show_list(args, rows, store)
@@ -119,7 +119,7 @@ def train_missing(args: argparse.Namespace, tasks: list[Any], store: Any) -> int
     corpora = load_corpora(tasks, args.data_dir)
     limit = f"; this sitting ends after {clock(args.time_limit)}" if args.time_limit else ""
     note(f"{len(tasks)} {'run is' if len(tasks) == 1 else 'runs are'} missing{limit}")
-    for line in cost_lines(told_costs(args, tasks, store)):
+    for line in cost_lines(estimated_costs(args, tasks, store)):
         note(f"  {line}")
     with interruptible() as stop_asked:
         place = Place(
@@ -168,7 +168,7 @@ def tick_line(tick: Any) -> str:
 # ---- showing
 
 
-def told_costs(args: argparse.Namespace, tasks: list[Any], store: Any) -> list[dict[str, Any]]:
+def estimated_costs(args: argparse.Namespace, tasks: list[Any], store: Any) -> list[dict[str, Any]]:
     """What each missing run would cost, as far as records tell; measured if that was asked for."""
     from paper.costs import expected_cost, measured_cost
 

@@ -119,7 +119,7 @@ class Run:
     corpus: str
     recipe: Recipe
     seconds_per_epoch: float  # an estimate for two cores, validations included
-    worth: int  # runs are started in this order, least first
+    priority: int  # runs are started in this order, least first
     note: str = ""  # how its training differs from the paper's
     retired: str = ""  # why it cannot be trained any more: its record is all that is shown
     is_ablation: bool = False  # train perplexity and the time of a batch are measured too

@@ -1,4 +1,4 @@
-"""Runs what is missing of a list of rows, in the order of worth, and records it. Prints nothing.
+"""Runs what is missing of a list of rows, in the order of priority, and records it. Prints nothing.
 
 Input: rows and a store of records. Output: records. A finished run is never trained again; one that was
 stopped goes on. Test is looked at once, when the run is finished, with the model best on valid; both context
@@ -94,13 +94,13 @@ def missing(rows: list[Row], store: Store, seed: int) -> list[Task]:
             continue
         known = tasks.get(row.run.name)
         if known is not None:
-            if row.run.worth < known.run.worth:
+            if row.run.priority < known.run.priority:
                 tasks[row.run.name] = known._replace(run=row.run)
             continue
         record = store.get(row.run.name, seed)
         if record is None or not record.is_finished:
             tasks[row.run.name] = Task(row.run, row, seed)
-    return sorted(tasks.values(), key=lambda task: task.run.worth)  # stable: a table's order among equals
+    return sorted(tasks.values(), key=lambda task: task.run.priority)  # stable: a table's order among equals
 
 
 def reproduce(tasks: list[Task], corpora: dict[str, Corpus], place: Place, time_limit: float | None = None) -> Outcome:

@@ -28,7 +28,7 @@ TITLES = {
 CORPUS_TITLES = {"ptb": "Penn Treebank", "wikitext-2": "WikiText-2"}
 PAPERS, OURS = "the paper's (softmax)", "ours (block-factored, EM)"
 
-# Order of worth: what is run first
+# Priority: what is run first
 BASELINE, MAIN, WIKITEXT, SCALAR, MIDDLE, ABLATION, STATES, CONSTRAINT, FACTORED, LARGE = range(10, 110, 10)
 
 EM_EPOCHS = 150  # at most, for sizes and ablations that follow the main run's recipe
@@ -212,9 +212,9 @@ def guided(corpus: str, how: str) -> Run:
     teacher = short_lstm() if guide.is_short else lstm(corpus)
     recipe = Hmm(f"em-{corpus}", ("training.guide_weight=1", *guide.changes), teacher=teacher)
     note = f"{guide.note}; the wall time includes the LSTM's"
-    worth = MAIN + 1 + list(GUIDES).index(how)
+    priority = MAIN + 1 + list(GUIDES).index(how)
     seconds = guide.cost * EM_SECONDS[recipe.config().model.num_states]
-    return run_of(recipe, [corpus, "em", how], note, corpus=corpus, worth=worth, seconds=seconds, retired=guide.retired)
+    return run_of(recipe, [corpus, "em", how], note, corpus=corpus, priority=priority, seconds=seconds, retired=guide.retired)
 
 
 # Every E-step reads the whole text in contiguous streams; posteriors look ahead to the end of a segment.
@@ -225,7 +225,7 @@ CARRIED = (
 
 def carried(corpus: str) -> Run:
     """The main run under the paper's own context rule, in training as in evaluation."""
-    base = em(corpus=corpus, worth=MAIN, seconds=EM_SECONDS[preset(f"em-{corpus}").model.num_states])
+    base = em(corpus=corpus, priority=MAIN, seconds=EM_SECONDS[preset(f"em-{corpus}").model.num_states])
     note = f"{base.note}; trained on 512 streams in segments of 128 tokens, the state carried over line ends"
     return replace(base, name=f"{base.name}-carry", recipe=Hmm(f"em-{corpus}", CARRIED), note=note)
 
@@ -238,7 +238,7 @@ PAPERS_RULE = (
 
 def softmax_by_papers_rule(num_states: int) -> Run:
     """The paper's model, trained by generalized EM under the context rule that the paper trains by."""
-    run = softmax(num_states, *PAPERS_RULE, called="paper-rule", worth=MIDDLE, seconds=SOFTMAX_SECONDS[num_states])
+    run = softmax(num_states, *PAPERS_RULE, called="paper-rule", priority=MIDDLE, seconds=SOFTMAX_SECONDS[num_states])
     note = "the paper's rule of context in training: lines shuffled every epoch, segments of 32 tokens, in 512 streams, not 16"
     return replace(run, note=f"{run.note}; {note}")
 
@@ -273,7 +273,7 @@ def dense_900(way: str, seconds: float) -> Run:
     # emissions that begin nearly equal are hardly told apart after ten iterations
     model = ("model.num_states=900", "model.emission_init_scale=6")
     recipe = Hmm("paper-ptb-none", (*model, "training.batch=sentences", *changes))
-    return run_of(recipe, ["ptb", "hmm-900", way], note, corpus="ptb", worth=SCALAR, seconds=seconds)
+    return run_of(recipe, ["ptb", "hmm-900", way], note, corpus="ptb", priority=SCALAR, seconds=seconds)
 
 
 def lstm(corpus: str) -> Neural:
@@ -297,8 +297,8 @@ def baseline(corpus: str, kind: str, seconds: float) -> Run:
         "lstm-short": (short_lstm(), HOW_BY_SGD.format(epochs=SHORT_EPOCHS)),
     }
     recipe, note = recipes[kind]
-    worth = {"ptb": BASELINE, "wikitext-2": WIKITEXT}[corpus] + list(recipes).index(kind)
-    return run_of(recipe, [corpus, kind], note, corpus=corpus, worth=worth, seconds=seconds)
+    priority = {"ptb": BASELINE, "wikitext-2": WIKITEXT}[corpus] + list(recipes).index(kind)
+    return run_of(recipe, [corpus, kind], note, corpus=corpus, priority=priority, seconds=seconds)
 
 
 def run_of(
@@ -307,7 +307,7 @@ def run_of(
     note: str,
     *,
     corpus: str,
-    worth: int,
+    priority: int,
     seconds: float,
     called: str = "",
     retired: str = "",
@@ -318,7 +318,7 @@ def run_of(
         corpus=corpus,
         recipe=recipe,
         seconds_per_epoch=seconds,
-        worth=worth,
+        priority=priority,
         note=note,
         retired=retired,
         is_ablation=is_ablation,
@@ -326,19 +326,19 @@ def run_of(
 
 
 def softmax_of_size(num_states: int) -> Run:
-    worth = STATES if num_states < 2**13 else MIDDLE if num_states < 2**15 else LARGE
+    priority = STATES if num_states < 2**13 else MIDDLE if num_states < 2**15 else LARGE
     seconds = SOFTMAX_SECONDS[num_states]
     if num_states == 2**16:  # a step on all rows takes half a minute on one core: more and cheaper ones
-        return softmax(num_states, worth=worth, seconds=seconds, epochs=FEWER_EPOCHS["2^16"], m_step_updates=9, m_step_row_parts=4)
-    return softmax(num_states, worth=worth, seconds=seconds)
+        return softmax(num_states, priority=priority, seconds=seconds, epochs=FEWER_EPOCHS["2^16"], m_step_updates=9, m_step_row_parts=4)
+    return softmax(num_states, priority=priority, seconds=seconds)
 
 
-def em_of_size(num_states: int, worth: int = STATES) -> Run:
+def em_of_size(num_states: int, priority: int = STATES) -> Run:
     main = preset("em-ptb").model
     is_main = num_states == main.num_states
     # beyond the main row more blocks of as many states: an epoch costs a third of one with larger blocks
     blocks = num_states * main.num_blocks // main.num_states if num_states > main.num_states else None
-    return em(num_states, blocks=blocks, worth=MAIN if is_main else worth, seconds=EM_SECONDS[num_states])
+    return em(num_states, blocks=blocks, priority=MAIN if is_main else priority, seconds=EM_SECONDS[num_states])
 
 
 # ---- tables and figures
@@ -349,7 +349,7 @@ def table1() -> list[Row]:
     ptb = {"kn": 2, "ff": 215, "lstm": 110}
     wikitext = {"kn": 6, "ff": 450, "lstm": 600}
     main = preset("em-ptb").model.num_states
-    teacher = replace(baseline("ptb", "lstm-short", ptb["lstm"]), worth=MAIN + len(GUIDES))  # just before its student
+    teacher = replace(baseline("ptb", "lstm-short", ptb["lstm"]), priority=MAIN + len(GUIDES))  # just before its student
     return [
         *main_rows("ptb", ptb, softmax_of_size(2**15), em_of_size(main)),
         main_row("ptb", "vlhmm-carry", "VL-HMM, ours, trained with its state carried", carried("ptb"), "vlhmm"),
@@ -360,8 +360,8 @@ def table1() -> list[Row]:
         *main_rows(
             "wikitext-2",
             wikitext,
-            softmax(2**15, corpus="wikitext-2", worth=LARGE + 1, seconds=35, epochs=FEWER_EPOCHS["wikitext-2"]),
-            em(corpus="wikitext-2", worth=WIKITEXT, seconds=20),
+            softmax(2**15, corpus="wikitext-2", priority=LARGE + 1, seconds=35, epochs=FEWER_EPOCHS["wikitext-2"]),
+            em(corpus="wikitext-2", priority=WIKITEXT, seconds=20),
         ),
     ]
 
@@ -420,11 +420,11 @@ def table2() -> list[Row]:
     )
     for name, label, change, seconds, _ in changes:
         epochs = FEWER_EPOCHS.get(name, EM_EPOCHS)
-        run = softmax(2**14, *change, called=name, worth=ABLATION, seconds=seconds, epochs=epochs)
+        run = softmax(2**14, *change, called=name, priority=ABLATION, seconds=seconds, epochs=epochs)
         rows.append(row2(f"softmax-{name}", f"{label}, {PAPERS}", run, paper.ABLATIONS[name]))
     rows.append(row2("em", f"VL-HMM, {OURS}", em_of_size(2**14, ABLATION), full))
     for name, label, change, _, seconds in changes:
-        run = em(2**14, *change, called=name, worth=ABLATION, seconds=seconds)
+        run = em(2**14, *change, called=name, priority=ABLATION, seconds=seconds)
         rows.append(row2(f"em-{name}", f"{label}, {OURS}", run, paper.ABLATIONS[name]))
     return rows
 
@@ -437,15 +437,15 @@ def table3() -> list[Row]:
     """Which states may emit which words: Brown blocks of several sizes, every state, or random subsets."""
     rows = [row3(papers_constraint(*shape), shape, PAPERS, "softmax", number) for shape, number in paper.CONSTRAINTS]
     rows[-1] = replace(rows[-1], name="softmax-brown-16384-k128-again")  # printed twice, with two numbers
-    twin = softmax(2**13, blocks=64, by_gradient=True, called="gradient", worth=CONSTRAINT, seconds=60)
+    twin = softmax(2**13, blocks=64, by_gradient=True, called="gradient", priority=CONSTRAINT, seconds=60)
     shape = ("brown", 2**13, 128, 64)  # beside the uniform constraint, trained in the same way
     rows.append(row3(twin, shape, f"{PAPERS}, by gradient", "softmax-gradient", None))
     beside = {(states, blocks): number for (_, states, _, blocks), number in reversed(paper.CONSTRAINTS) if blocks}
     for states, blocks in ((2**14, 64), (2**14, 128), (2**14, 256), (2**14, 512), (2**13, 64), (2**10, 8)):
         k = states // blocks
-        run = em(states, blocks=blocks, worth=CONSTRAINT, seconds=EM_SECONDS[states] + wide_blocks(k))
+        run = em(states, blocks=blocks, priority=CONSTRAINT, seconds=EM_SECONDS[states] + wide_blocks(k))
         rows.append(row3(run, ("brown", states, k, blocks), OURS, "em", beside.get((states, blocks))))
-    run = em(2**14, "model.constraint=frequency", called="frequency", worth=CONSTRAINT, seconds=EM_SECONDS[2**14])
+    run = em(2**14, "model.constraint=frequency", called="frequency", priority=CONSTRAINT, seconds=EM_SECONDS[2**14])
     blocks = min(preset("em-ptb").model.num_blocks, 2**14 // LEAST_SLOTS)
     rows.append(row3(run, ("frequency", 2**14, 2**14 // blocks, blocks), OURS, "em", None))
     return rows
@@ -458,20 +458,20 @@ def papers_constraint(constraint: str, states: int, k: int | None, blocks: int |
     """The paper's model with that constraint."""
     change = f"model.constraint={constraint}"
     if constraint == "none":
-        run = softmax(states, change, *NONE, blocks=1, by_gradient=True, called="none", worth=CONSTRAINT, seconds=30)
+        run = softmax(states, change, *NONE, blocks=1, by_gradient=True, called="none", priority=CONSTRAINT, seconds=30)
         return replace(run, note=HOW_NONE)
     if constraint == "uniform":  # every word has states of its own: too many pairs for EM
         changes, seconds = (change, f"model.states_per_word={k}"), 250 * (states / 2**13)
         called = f"uniform-k{k}"
-        return softmax(states, *changes, by_gradient=True, called=called, worth=CONSTRAINT, seconds=seconds)
+        return softmax(states, *changes, by_gradient=True, called=called, priority=CONSTRAINT, seconds=seconds)
     assert k is not None and blocks is not None
     return softmax_of_blocks(states, blocks, CONSTRAINT)
 
 
-def softmax_of_blocks(states: int, blocks: int, worth: int, *changes: str, called: str = "") -> Run:
+def softmax_of_blocks(states: int, blocks: int, priority: int, *changes: str, called: str = "") -> Run:
     """The paper's model in so many blocks."""
     seconds = SOFTMAX_SECONDS[states] + wide_blocks(states // blocks)
-    return softmax(states, *changes, blocks=blocks, called=called, worth=worth, seconds=seconds)
+    return softmax(states, *changes, blocks=blocks, called=called, priority=priority, seconds=seconds)
 
 
 def row3(run: Run, shape: Shape, family: str, short: str, reported: paper.Reported | None) -> Row:
@@ -511,7 +511,7 @@ def figure_factored() -> list[Row]:
     for kind, numbers in (("independent", paper.INDEPENDENT), ("factored", paper.FACTORED)):
         for blocks in (128, 256):  # the paper's number of blocks, and ours
             seconds = EM_SECONDS[2**14] + wide_blocks(2**14 // blocks)
-            run = em(2**14, f"model.embedding={kind}", blocks=blocks, called=kind, worth=FACTORED, seconds=seconds)
+            run = em(2**14, f"model.embedding={kind}", blocks=blocks, called=kind, priority=FACTORED, seconds=seconds)
             rows.append(factored_row("em", OURS, kind, blocks, run, numbers[blocks]))
     return rows
 

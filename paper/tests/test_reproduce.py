@@ -39,18 +39,18 @@ def toy(tmp_path_factory) -> Corpus:
     return load_texts(folder / "train.txt", folder / "valid.txt", folder / "test.txt")._replace(name="toy")
 
 
-def hmm_run(name: str = "toy-hmm", *changes: str, worth: int = 3, **about) -> Run:
+def hmm_run(name: str = "toy-hmm", *changes: str, priority: int = 3, **about) -> Run:
     sizes = ("model.num_states=16", "model.num_blocks=4", "training.epochs=6", "training.checks_per_epoch=1")
     recipe = Hmm("tiny", (*sizes, *changes))
-    return Run(name=name, corpus="toy", recipe=recipe, seconds_per_epoch=2.0, worth=worth, note="tiny", **about)
+    return Run(name=name, corpus="toy", recipe=recipe, seconds_per_epoch=2.0, priority=priority, note="tiny", **about)
 
 
 def lstm_run(epochs: int = 2) -> Run:
     changes = ("hidden_size=8", "num_layers=1", "num_streams=4", "segment_length=32", f"epochs={epochs}")
-    return Run(name="toy-lstm", corpus="toy", recipe=Neural("lstm", changes), seconds_per_epoch=1.0, worth=2)
+    return Run(name="toy-lstm", corpus="toy", recipe=Neural("lstm", changes), seconds_per_epoch=1.0, priority=2)
 
 
-KN = Run(name="toy-kn", corpus="toy", recipe=KneserNey(3), seconds_per_epoch=0.1, worth=1)
+KN = Run(name="toy-kn", corpus="toy", recipe=KneserNey(3), seconds_per_epoch=0.1, priority=1)
 
 
 def toy_row(name: str, run: Run | None, reported: paper.Reported | None = None, table: str = "table1", **more) -> Row:
@@ -236,8 +236,8 @@ def test_an_interrupted_row_says_so_and_goes_on_to_the_same_numbers(toy, tmp_pat
 
 
 def test_the_time_limit_holds_for_the_whole_sitting(toy, tmp_path):
-    endless = hmm_run("toy-endless", "training.epochs=1000000", worth=1)
-    rows = [toy_row("endless", endless), toy_row("kn", replace(KN, worth=2))]
+    endless = hmm_run("toy-endless", "training.epochs=1000000", priority=1)
+    rows = [toy_row("endless", endless), toy_row("kn", replace(KN, priority=2))]
     at = place(tmp_path)
 
     def sitting_until(epochs: float) -> None:
@@ -261,8 +261,8 @@ def test_the_time_limit_holds_for_the_whole_sitting(toy, tmp_path):
 def test_a_row_that_fails_does_not_stop_the_others(toy, tmp_path):
     said: list[str] = []
     at = place(tmp_path, note=said.append)
-    go([toy_row("hmm", hmm_run(worth=0))], toy, place(tmp_path, should_stop=stop_after(3)))
-    other = hmm_run("toy-hmm", "training.rate=0.5", worth=0)  # the unfinished folder holds another training
+    go([toy_row("hmm", hmm_run(priority=0))], toy, place(tmp_path, should_stop=stop_after(3)))
+    other = hmm_run("toy-hmm", "training.rate=0.5", priority=0)  # the unfinished folder holds another training
     outcome = go([toy_row("hmm", other), toy_row("kn", KN)], toy, at)
     assert outcome.finished == ("toy/kn",) and [name for name, _ in outcome.failed] == ["toy/hmm"]
     assert any("training.rate" in line for line in said)
@@ -466,7 +466,7 @@ def main_raising(*arguments: str) -> None:
 def taught_run() -> Run:
     student = hmm_run("toy-taught")
     changes = (*student.recipe.changes, "training.guide_weight=1")
-    return replace(student, recipe=replace(student.recipe, changes=changes, teacher=lstm_run().recipe), worth=4)
+    return replace(student, recipe=replace(student.recipe, changes=changes, teacher=lstm_run().recipe), priority=4)
 
 
 def test_a_guided_row_needs_its_teacher_and_counts_its_time(toy, tmp_path):

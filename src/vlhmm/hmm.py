@@ -153,10 +153,10 @@ class HMM(nn.Module):
         # embeddings are the raw target side of a softmax over all states: its first logits must be about 1, not 16
         self.embedding.initialize(generator, 1.0 if factored else 1 / math.sqrt(size))
         if factored:
-            self._calm(generator)
+            self._scale_down_initial_logits(generator)
 
     @torch.no_grad()
-    def _calm(self, generator: torch.Generator) -> None:
+    def _scale_down_initial_logits(self, generator: torch.Generator) -> None:
         """Small first logits, and codes that make slot j of every block mean 'came from block j'."""
         self.tile_source.weight.mul_(0.1)
         self.tile_target.weight.mul_(0.1)
