@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     """0 when all was measured; 1 if a part could not be, or is not exact."""
     from benchmarks.sizes import SIZES
 
-    refuse_wrong_options(args)
+    check_options(args)
     if args.subject == "serving":
         return run_serving(args)
     if args.subject == "queries" or args.threads is not None:
@@ -95,7 +95,7 @@ def run_serving(args: argparse.Namespace) -> int:
     return 0 if not row["refused"] and row["largest_difference_nats"] < 1e-4 else 1
 
 
-def refuse_wrong_options(args: argparse.Namespace) -> None:
+def check_options(args: argparse.Namespace) -> None:
     """Nothing; what could only fail after minutes of measuring fails now."""
     from benchmarks.growth import require_plots
     from benchmarks.run import chosen_parts

@@ -29,7 +29,7 @@ GRADIENT_TOLERANCE = 1e-3  # of the largest entry of the same gradient
 FACTORS = ("source", "target", "logits", "log_block")  # what a transition is made of
 
 
-def refuse_above(what: str, difference: float, tolerance: float) -> None:
+def check_at_most(what: str, difference: float, tolerance: float) -> None:
     """Nothing; a difference above the tolerance, or one that is no number, ends the benchmark."""
     if not difference <= tolerance:
         raise ExactnessError(
@@ -126,8 +126,8 @@ def check_step(
             relative_difference(fast_tables[name].grad, table.grad) for name, table in plain_tables.items()
         ),
     }
-    refuse_above("the log-likelihood of a token", found["log_likelihood"], LOG_LIKELIHOOD_TOLERANCE)
-    refuse_above("the gradient", found["gradient"], GRADIENT_TOLERANCE)
+    check_at_most("the log-likelihood of a token", found["log_likelihood"], LOG_LIKELIHOOD_TOLERANCE)
+    check_at_most("the gradient", found["gradient"], GRADIENT_TOLERANCE)
     return found
 
 
@@ -179,5 +179,5 @@ def fast_token_scores(model: HMMLanguageModel, text: Text) -> Tensor:
 def check_scores(model: HMMLanguageModel, text: Text) -> float:
     """The largest difference of a token's log-probability between the model's scoring and the plain twin."""
     difference = (fast_token_scores(model, text) - plain_token_scores(model.tables, text)).abs().max().item()
-    refuse_above("the log-probability of a token", difference, LOG_LIKELIHOOD_TOLERANCE)
+    check_at_most("the log-probability of a token", difference, LOG_LIKELIHOOD_TOLERANCE)
     return difference

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from benchmarks.exactness import few_sentences, refuse_above
+from benchmarks.exactness import check_at_most, few_sentences
 from benchmarks.extrapolation import extrapolated_seconds, operations
 from benchmarks.machine import available_gb, limit_memory, peak_gb
 from benchmarks.material import read_corpus
@@ -121,7 +121,7 @@ class Naive:
         with torch.no_grad():
             dense, blocked = (model.log_likelihood(batch.tokens, batch.lengths, v).item() for v in ("dense", "blocked"))
         difference = abs(dense - blocked) / text.num_tokens
-        refuse_above("the naive log-likelihood of a token", difference, 1e-4)
+        check_at_most("the naive log-likelihood of a token", difference, 1e-4)
         self.timed(self.waiting[0], batch)  # warms up
         return {
             "check": {"log_likelihood": difference},

@@ -202,7 +202,7 @@ def test_a_wrong_lstm_and_a_wrong_naive_program_are_refused(folder, monkeypatch)
 
 def test_a_difference_that_is_no_number_is_refused():
     with pytest.raises(ExactnessError):
-        exactness.refuse_above("something", math.nan, 1.0)
+        exactness.check_at_most("something", math.nan, 1.0)
 
 
 # ---- arithmetic

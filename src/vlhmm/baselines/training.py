@@ -406,7 +406,7 @@ class _Trainer:
         run = Run(kind, to_dict(self.config), self.corpus.vocabulary)
         self.digest = digest(self.corpus)
         if (folder / "config.json").exists():
-            _refuse_another(folder, read_run(folder), run)
+            _check_same_run(folder, read_run(folder), run)
         if (folder / "checkpoint" / "state.safetensors").exists():
             self._restore(folder)
         else:
@@ -504,7 +504,7 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): t for name, t in sorted(tensors.items()) if name.startswith(prefix)}
 
 
-def _refuse_another(folder: Path, old: Run, new: Run) -> None:
+def _check_same_run(folder: Path, old: Run, new: Run) -> None:
     """Nothing; a folder with another run in it is refused. Epochs make another run only under the cosine."""
     if old.kind != new.kind:
         raise ConfigError(f"{folder} holds a run of kind {old.kind}, got {new.kind}; choose another folder")

