@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: how fast this machine trains, scores and answers, beside what it is to be judged by."""
+"""`python -m benchmarks`: how fast this machine trains, scores and answers, beside what it is compared with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vlhmm.cli.common import add_format, add_machine_options, note_to, setup
 from vlhmm.cli.main import Parser, run_program
 
 EPILOG = """\
-Measured in one run, each program in a process of its own, checked against its plain twin before it is timed:
+Measured in one run, each program in a process of its own, checked against its reference implementation before it is timed:
   machine    matrix products and copies             training   block-factored by gradient, beside two LSTMs
   softmax    the paper's softmax, streamed          em         generalized EM: E-step and whole iteration
   scoring    a long text, parameters cached         naive      what one would write first: all tables dense

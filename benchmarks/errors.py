@@ -4,7 +4,7 @@ from vlhmm.errors import VlhmmError
 
 
 class ExactnessError(VlhmmError):
-    """A fast path does not compute what its plain twin does."""
+    """A fast path does not compute what its reference implementation does."""
 
     exit_code = 1
 

@@ -1,6 +1,6 @@
-"""The fast path against its plain twin on a few sentences: no figure is given for a program that is wrong.
+"""The fast path against its reference implementation on a few sentences: no figure is given for a program that is wrong.
 
-The twin writes every potential out and runs the recursion in log space, in float64, under autograd.
+The reference writes every potential out and runs the recursion in log space, in float64, under autograd.
 """
 
 from dataclasses import replace
@@ -33,7 +33,7 @@ def check_at_most(what: str, difference: float, tolerance: float) -> None:
     """Nothing; a difference above the tolerance, or one that is no number, ends the benchmark."""
     if not difference <= tolerance:
         raise ExactnessError(
-            f"{what} differs from the plain twin by {difference:.2e}, expected at most "
+            f"{what} differs from the reference implementation by {difference:.2e}, expected at most "
             f"{tolerance:.0e}, so nothing is timed; run the tests, and try VLHMM_KERNELS=0, which leaves the "
             "compiled kernels out"
         )
@@ -101,7 +101,7 @@ def leaves(potentials: ModelPotentials, dtype: torch.dtype) -> tuple[ModelPotent
 def check_step(
     potentials: ModelPotentials, batches: list[Batch], block_of_word: Tensor, num_blocks: int
 ) -> dict[str, float]:
-    """{log_likelihood, gradient}: how far a training step's E-step and gradient are from the twin's.
+    """{log_likelihood, gradient}: how far a training step's E-step and gradient are from the reference's.
 
     The first is in nats a token, the second the largest difference of an entry, relative to the largest
     entry of the gradient in the same table.
@@ -177,7 +177,7 @@ def fast_token_scores(model: HMMLanguageModel, text: Text) -> Tensor:
 
 
 def check_scores(model: HMMLanguageModel, text: Text) -> float:
-    """The largest difference of a token's log-probability between the model's scoring and the plain twin."""
+    """The largest difference of a token's log-probability between the model's scoring and the reference implementation."""
     difference = (fast_token_scores(model, text) - plain_token_scores(model.tables, text)).abs().max().item()
     check_at_most("the log-probability of a token", difference, LOG_LIKELIHOOD_TOLERANCE)
     return difference

@@ -49,7 +49,7 @@ def headline_rows(row: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def contestants(row: dict[str, Any]) -> str:
-    """Who was measured: states, tokens/s, memory, and how far from its plain twin."""
+    """Who was measured: states, tokens/s, memory, and how far from its reference implementation."""
     figures = row["figures"]
     lines: list[tuple[str, ...]] = []
 
@@ -80,7 +80,7 @@ def contestants(row: dict[str, Any]) -> str:
             if found["extrapolated"]:
                 add(f"naive, {variant}, extrapolated", {**found, "peak_gb": None, "check": {}})
     add("scoring, parameters cached", figures.get("scoring"))
-    return table(("contestant", "states", "tokens/s", "peak GB", "difference from its twin"), lines) if lines else ""
+    return table(("contestant", "states", "tokens/s", "peak GB", "difference from its reference"), lines) if lines else ""
 
 
 def growth(row: dict[str, Any]) -> str:

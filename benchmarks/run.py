@@ -1,4 +1,4 @@
-"""The whole benchmark: parts in turn, each figure with what it is judged by, one row at the end.
+"""The whole benchmark: parts in turn, each figure with what it is compared with, one row at the end.
 
 Input: sizes and a corpus by name. Output: a dict of plain JSON values, with the promised keys of HEADLINES.
 """
@@ -109,7 +109,7 @@ class Bench:
     def softmax(self) -> Figures:
         """The paper's model, streamed, beside the machine's matrix-product rate."""
         sizes = self.sizes
-        # the plain twin of a softmax row is |Z| wide: fewer tokens to check
+        # the reference implementation of a softmax row is |Z| wide: fewer tokens to check
         settings = self.settings(sizes.softmax_states, sizes.softmax_blocks, transition="softmax", check_tokens=8)
         entries = {
             "machine": ("machine", {**self.common, **self.tiny_machine}),

@@ -37,7 +37,7 @@ class Scoring:
         self.sample = settings["scoring_sample"]
 
     def prepare(self) -> dict[str, Any]:
-        """The largest difference from the plain twin on some lines, and the time of a first pass."""
+        """The largest difference from the reference implementation on some lines, and the time of a first pass."""
         lines = np.unique(np.linspace(0, self.text.num_sentences - 1, self.sample).astype(np.int64))
         sample = lines_of(self.text, lines)
         difference = check_scores(self.model, sample)

@@ -33,7 +33,7 @@ class Sizes:
     scoring_blocks: int = 128
     scoring_tokens: int = 400_000
     scoring_rounds: int = 2
-    scoring_sample: int = 64  # sentences compared with the plain twin
+    scoring_sample: int = 64  # sentences compared with the reference implementation
     # the naive program
     naive_states: tuple[int, ...] = (2**10, 2**11, 2**12, 2**13, 2**14, 2**15)  # as far as it gets
     naive_states_per_block: int = 256

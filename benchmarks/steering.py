@@ -175,7 +175,7 @@ class Bench:
         }
 
     def met(self, constraint: Any, answer: Answer) -> bool:
-        """Whether a finished answer meets the constraint, judged by its bytes."""
+        """Whether a finished answer meets the constraint, by its bytes."""
         return answer.finished and constraint.accepts(b"".join(self.vocabulary.token_bytes[i] for i in answer.ids))
 
     def kept(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

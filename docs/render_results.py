@@ -71,7 +71,7 @@ def bench_table() -> str:
         ("2^17 against 2^15 with a softmax within blocks, 32,768 tokens a step", shown("states_2_17_vs_2_15_softmax_within", "{:.2f}×")),
         ("the same at 8,192 tokens a step", shown("states_2_17_vs_2_15_small_steps", "{:.2f}×")),
         ("scoring a long text at 2^15 states", shown("scoring_tokens_per_s", "{:,.0f} tokens/s")),
-        ("its largest difference from the log-space twin, nats a token", shown("scoring_max_abs_diff", "{:.1e}")),
+        ("its largest difference from the log-space reference, nats a token", shown("scoring_max_abs_diff", "{:.1e}")),
     ]  # fmt: skip
     asked = record("bench-queries")
     if asked is not None:  # by `python -m benchmarks queries`

@@ -142,7 +142,7 @@ def kinds():
     return ("partition", "dead", "uniform", "zeros")
 
 
-def judged(model) -> tuple:
+def oracle_model(model) -> tuple:
     """The model as the oracle takes it: dense matrices, the id of <eos>, the rule."""
     distributions = model.distributions
     transition, emission = distributions.dense()

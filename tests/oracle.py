@@ -1,4 +1,4 @@
-"""The judge: an HMM's answers by writing out every path. Imports nothing of the package."""
+"""The oracle: an HMM's answers by writing out every path. Imports nothing of the package."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""From parameters to the model, state by state, in NumPy: written from the formulas, importing nothing it judges.
+"""From parameters to the model, state by state, in NumPy: written from the formulas, importing nothing it tests.
 
 `weights` are a model's named parameters as arrays, `settings` its configuration as a dictionary. A state is
 (block, slot); without a partition there is one block of all states.

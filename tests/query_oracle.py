@@ -1,4 +1,4 @@
-"""The judge of the queries: answers by writing out every string and every path. Imports nothing of the
+"""The oracle of the queries: answers by writing out every string and every path. Imports nothing of the
 package.
 
 A model is (start (S,), A (S, S), O (S, V), id of <eos>, rule), in NumPy.
@@ -52,7 +52,7 @@ def gap_strings(num_words, low, high, eos, allow_eos):
 def fills(model, items, allow_eos=False, accepts=None, scope="text", unread_end=False):
     """{fill: p(text with this fill)} over every fill of the template; items are ids or (low, high) gaps.
 
-    `accepts` judges the ids of the text (without its last item, if `unread_end`), or of the gaps one after
+    `accepts` reads the ids of the text (without its last item, if `unread_end`), or of the gaps one after
     another.
     """
     num_words, eos = model[2].shape[1], model[3]

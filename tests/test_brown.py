@@ -1,4 +1,4 @@
-"""Brown clustering, exchange and `vlhmm cluster`, judged by counting pairs of words one by one."""
+"""Brown clustering, exchange and `vlhmm cluster`, tested against counting pairs of words one by one."""
 
 import argparse
 import collections
@@ -289,7 +289,7 @@ def test_a_word_moves_to_the_best_class(text, data):
     gain_bits = gained / (_kernels.UNIT * math.log(2) * (len(tokens) - 1))
     assert gain_bits == pytest.approx(best - options[some[word]], abs=TOLERANCE)
     assert moved == (classes[word] != some[word])
-    # the tables still are what counting afresh would give
+    # the tables still are what counting again would give
     np.testing.assert_array_equal(pairs, count_class_pairs(tokens, classes, num_blocks))
     np.testing.assert_array_equal(transposed, pairs.T)
     np.testing.assert_array_equal(first, pairs.sum(axis=1))

@@ -22,7 +22,7 @@ from vlhmm.training.config import RunConfig, TrainingConfig
 from vlhmm.training.run_folder import RunFolder
 
 RULES = ("reset", "carry")
-NEAR = dict(rel=1e-7, abs=1e-11)  # float64; views are judged with the oracle's own usage
+NEAR = dict(rel=1e-7, abs=1e-11)  # float64; views are tested with the oracle's own usage
 SETTLED = dict(rel=0, abs=2e-5)  # the usage is stationary to 1e-6, and a slow chain makes ten times that of it
 EVERY = pytest.mark.parametrize("rule", RULES)
 KIND = pytest.mark.parametrize("kind", KINDS)

@@ -23,7 +23,7 @@ from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, DataError, QueryError
 from vlhmm.evaluation.perplexity import evaluate
 
-# The judge: it imports nothing, and counts by dictionary.
+# The oracle: it imports nothing, and counts by dictionary.
 
 
 class SlowKneserNey:
@@ -64,7 +64,7 @@ class SlowKneserNey:
 
 
 def make(sentences, order, extra=()):
-    """(our model, its vocabulary, the judge)."""
+    """(our model, its vocabulary, the oracle)."""
     words = sorted({w for s in sentences for w in s} | set(extra) | {"<eos>", "<unk>"})
     vocabulary = Vocabulary(tuple(words))
     text = encode(sentences, vocabulary)

@@ -28,7 +28,7 @@ EXACT = dict(rtol=1e-10, atol=1e-12)  # float64
 
 
 def dense_by_definition(hmm, blocks, kept=None):
-    """(π, A, O) of the (reduced) model as plain differentiable matrices, from its potentials, which `dense` judges."""
+    """(π, A, O) of the (reduced) model as plain differentiable matrices, from its potentials, which `dense` tests."""
     potentials = hmm.potentials(kept)
     transition, size = potentials.transition, potentials.log_emission.shape[1]
     num_states = blocks.num_states if not blocks.partition else blocks.num_blocks * size

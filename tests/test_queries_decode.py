@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 import query_oracle as oracle
-from dense_hmm import judged, random_model
+from dense_hmm import oracle_model, random_model
 from query_models import MANY, REAL, ids_of, models, real_model, texts
 from vlhmm.analysis.export import export
 from vlhmm.errors import QueryError
@@ -24,7 +24,7 @@ EXACT = dict(rtol=1e-9, atol=1e-12)
 
 def table_of(model, ids, eos, eos_state="sum"):
     """p(words[, <eos>], path of the words): every path, the <eos>'s own state summed over or on an axis of its own."""
-    table = oracle.joint(judged(model), [*ids, model.vocabulary.eos] if eos else ids)
+    table = oracle.joint(oracle_model(model), [*ids, model.vocabulary.eos] if eos else ids)
     return table.sum(-1) if eos and eos_state == "sum" else table
 
 
@@ -46,7 +46,7 @@ def check_decoding(model, words, eos):
     for t in range(len(ids)):
         others = tuple(axis for axis in range(len(ids)) if axis != t)
         marginal = table.sum(others) / total
-        up_to = oracle.joint(judged(model), ids[: t + 1])
+        up_to = oracle.joint(oracle_model(model), ids[: t + 1])
         filtered = up_to.sum(tuple(range(t))) / up_to.sum()
         states = known.states[t].numpy()
         for got, expected in ((known.smoothed, marginal), (known.filtered, filtered)):
@@ -86,12 +86,12 @@ def test_states_of_every_parameterization(kind, rule):
 
 
 def check_cloze(model, words, eos, allow_eos):
-    judge = judged(model)
+    matrices = oracle_model(model)
     ids = ids_of(model, words) + [model.vocabulary.eos] * eos
     every = []
     for t in range(len(words)):
         weights = np.array(
-            [oracle.string_probability(judge, [*ids[:t], w, *ids[t + 1 :]]) for w in range(judge[2].shape[1])]
+            [oracle.string_probability(matrices, [*ids[:t], w, *ids[t + 1 :]]) for w in range(matrices[2].shape[1])]
         )
         if not allow_eos:
             weights[model.vocabulary.eos] = 0
@@ -124,8 +124,8 @@ def test_under_carry_a_line_is_decoded_given_the_lines_before(model, data):
     first, line = data.draw(texts(model, max_size=2)), data.draw(texts(model, min_size=1, max_size=2))
     ids, eos = ids_of(model, line), model.vocabulary.eos
     history = [*ids_of(model, first), eos]
-    joint = oracle.joint(judged(model), [*history, *ids, eos]).sum(tuple(range(len(history))))
-    past = oracle.string_probability(judged(model), history)
+    joint = oracle.joint(oracle_model(model), [*history, *ids, eos]).sum(tuple(range(len(history))))
+    past = oracle.string_probability(oracle_model(model), history)
     before = begin(model).read_line(first)
     if joint.sum() == 0:
         with pytest.raises(QueryError, match="probability zero"):
@@ -144,7 +144,7 @@ def test_under_carry_a_line_is_decoded_given_the_lines_before(model, data):
     for surprise in spot(model, line, before=before):
         t = surprise.position
         weights = [
-            oracle.string_probability(judged(model), [*history, *ids[:t], w, *ids[t + 1 :], eos])
+            oracle.string_probability(oracle_model(model), [*history, *ids[:t], w, *ids[t + 1 :], eos])
             for w in range(len(model.vocabulary))
         ]
         weights[eos] = 0

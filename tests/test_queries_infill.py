@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 import query_oracle as oracle
-from dense_hmm import DenseModel, judged, random_model
+from dense_hmm import DenseModel, oracle_model, random_model
 from query_models import MANY, REAL, ids_of, models, real_model
 from vlhmm.constraints.constraint import length, must_contain, must_not, regex
 from vlhmm.errors import QueryError
@@ -41,7 +41,7 @@ class Case:
 
     def fills(self, constrained=True):
         return oracle.fills(
-            judged(self.model),
+            oracle_model(self.model),
             self.items,
             self.wishes["allow_eos"],
             self.accepts if constrained else None,
@@ -158,10 +158,10 @@ def test_best_is_the_best_path_or_the_most_probable_word(case):
     accepts = None
     if case.accepts is not None:
         accepts = (lambda ids: case.accepts(ids[:-1])) if case.added else case.accepts
-    expected = oracle.best_joint(judged(case.model), case.items, case.wishes["allow_eos"], accepts)
+    expected = oracle.best_joint(oracle_model(case.model), case.items, case.wishes["allow_eos"], accepts)
     assert best.criterion == "joint path"
     assert_allclose(best.log_prob_path + math.log(math.fsum(table.values())), math.log(expected), **EXACT)
-    assert_allclose(oracle.path_maximum(judged(case.model), best.fill.ids), expected, **EXACT)
+    assert_allclose(oracle.path_maximum(oracle_model(case.model), best.fill.ids), expected, **EXACT)
 
 
 EDGES = [

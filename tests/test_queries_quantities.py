@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 import query_oracle as oracle
 from benchmarks.query_speed import bench_queries
-from dense_hmm import DenseDistributions, DenseModel, judged, random_model
+from dense_hmm import DenseDistributions, DenseModel, oracle_model, random_model
 from query_models import MANY, ids_of, models, real_model, texts
 from vlhmm.analysis.export import LOG_ZERO, export, load_export
 from vlhmm.analysis.verify import verify
@@ -31,8 +31,8 @@ def test_a_phrase_in_the_next_words_is_every_string(model, data, allow_eos):
     names = [w for w in model.vocabulary.words if w != "<eos>"]
     phrase = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=2))
     context = data.draw(st.lists(st.sampled_from(model.vocabulary.words), max_size=2))
-    ids, wanted, judge = ids_of(model, context), ids_of(model, phrase), judged(model)
-    base = oracle.string_probability(judge, ids)
+    ids, wanted, matrices = ids_of(model, context), ids_of(model, phrase), oracle_model(model)
+    base = oracle.string_probability(matrices, ids)
     if base == 0:
         with pytest.raises(QueryError, match="probability zero"):
             phrase_probability(model, phrase, 2, context)
@@ -44,7 +44,7 @@ def test_a_phrase_in_the_next_words_is_every_string(model, data, allow_eos):
         for text in itertools.product(range(len(model.vocabulary)), repeat=n):
             seen = text if allow_eos or eos not in text else text[: text.index(eos)]
             if oracle.contains(seen, wanted):
-                expected += oracle.string_probability(judge, [*ids, *text]) / base
+                expected += oracle.string_probability(matrices, [*ids, *text]) / base
         assert_allclose(probability, expected, **EXACT)
 
 
@@ -64,7 +64,7 @@ def test_divergence_along_a_text(model, seed, data):
     words = data.draw(st.lists(st.sampled_from(model.vocabulary.words), min_size=1, max_size=3))
     other = random_model(seed, num_words=len(model.vocabulary) - 2, num_blocks=1, size=3, rule=model.rule)
     ids = ids_of(model, words) + [model.vocabulary.eos]
-    ours, theirs = judged(model), judged(other)
+    ours, theirs = oracle_model(model), oracle_model(other)
     if oracle.string_probability(ours, ids) == 0:
         return
     expected = []
@@ -116,7 +116,7 @@ def test_predictions_are_next_words():
     model = random_model(3, num_words=3)
     ids = ids_of(model, "a b <eos> c".split())
     for t, words in enumerate(predictions(model, ids)):
-        assert_allclose(words, oracle.next_word(judged(model), ids[:t]), **EXACT)
+        assert_allclose(words, oracle.next_word(oracle_model(model), ids[:t]), **EXACT)
 
 
 # ---- export
@@ -128,7 +128,7 @@ def test_exports_come_back(tmp_path, kind, name, how):
     model = real_model(kind, "reset")
     written = export(model, tmp_path / name, how)
     back = load_export(tmp_path / name)
-    start, transition, emission, *_ = judged(model)
+    start, transition, emission, *_ = oracle_model(model)
     tolerance = dict(rtol=1e-6, atol=1e-9)  # float32 on disk
     alive = np.flatnonzero(start + transition.sum(0) > 0)  # the others pad the smaller blocks
     assert (len(alive) < len(start)) == kind.startswith("uneven") and back.state_ids.tolist() == alive.tolist()
@@ -158,7 +158,7 @@ def test_ctrl_g_folder_has_what_its_class_reads(tmp_path, kind):
     export(model, tmp_path / "hmm", "ctrl-g")
     arrays = load_file(tmp_path / "hmm" / "model.safetensors")
     config = json.loads((tmp_path / "hmm" / "config.json").read_text())
-    start, transition, emission, eos, _ = judged(model)
+    start, transition, emission, eos, _ = oracle_model(model)
     size = int(((start + transition.sum(0) > 0) & (np.delete(emission, eos, 1).sum(1) > 0)).sum()) + 1
     assert set(arrays) == {"alpha_exp", "beta", "gamma"}
     assert config == {"hidden_states": size, "vocab_size": emission.shape[1], "eos_token_id": eos}
@@ -178,11 +178,11 @@ def test_ctrl_g_may_fill_a_text_up_with_eos(tmp_path_factory, model, data, paddi
     export(model, folder, "ctrl-g")
     arrays = {name: array.astype(np.float64) for name, array in load_file(folder / "model.safetensors").items()}
     ids, eos = ids_of(model, words), model.vocabulary.eos
-    expected = oracle.string_probability(judged(model), [*ids, eos])
+    expected = oracle.string_probability(oracle_model(model), [*ids, eos])
     found = ctrl_g_probability(arrays, [*ids, *[eos] * padding])
     assert_allclose(found, expected, rtol=1e-5, atol=1e-9)
     unfinished = ctrl_g_probability(arrays, ids) if ids else 1.0
-    assert_allclose(unfinished, oracle.string_probability(judged(model), ids), rtol=1e-5, atol=1e-9)
+    assert_allclose(unfinished, oracle.string_probability(oracle_model(model), ids), rtol=1e-5, atol=1e-9)
 
 
 def test_hmmlearn_arrays_are_distributions(tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 import query_oracle as oracle
-from dense_hmm import judged, random_model
+from dense_hmm import oracle_model, random_model
 from query_models import MANY, REAL, ids_of, models, real_model, texts
 from vlhmm.errors import QueryError
 from vlhmm.queries.decode import posteriors
@@ -32,7 +32,7 @@ def log(value):
 @given(model=models(), data=st.data())
 def test_the_oracle_sums_every_path(model, data):
     ids = ids_of(model, data.draw(texts(model, min_size=1)))
-    assert_allclose(oracle.string_probability(judged(model), ids), oracle.joint(judged(model), ids).sum(), rtol=1e-12)
+    assert_allclose(oracle.string_probability(oracle_model(model), ids), oracle.joint(oracle_model(model), ids).sum(), rtol=1e-12)
 
 
 @MANY
@@ -40,7 +40,7 @@ def test_the_oracle_sums_every_path(model, data):
 def test_score_sums_every_path(model, data, eos):
     words = data.draw(texts(model))
     ids = ids_of(model, words) + [model.vocabulary.eos] * eos
-    expected = [oracle.string_probability(judged(model), ids[:n]) for n in range(len(ids) + 1)]
+    expected = [oracle.string_probability(oracle_model(model), ids[:n]) for n in range(len(ids) + 1)]
     assert_allclose(score(model, words, eos), log(expected[-1]), **EXACT)
     if expected[-1] > 0:
         tokens = token_scores(model, words, eos)
@@ -53,10 +53,10 @@ def test_score_and_next_word_of_every_parameterization(kind, rule):
     model = real_model(kind, rule)
     words = "a c <unk> b <eos> d zzz e".split()
     ids = ids_of(model, words)
-    assert_allclose(score(model, words, eos=False), log(oracle.string_probability(judged(model), ids)), **EXACT)
+    assert_allclose(score(model, words, eos=False), log(oracle.string_probability(oracle_model(model), ids)), **EXACT)
     for n in (0, 3, 5, 8):
         found = next_distribution(model, words[:n]).probabilities
-        assert_allclose(found, oracle.next_word(judged(model), ids[:n]), **EXACT)
+        assert_allclose(found, oracle.next_word(oracle_model(model), ids[:n]), **EXACT)
 
 
 @MANY
@@ -64,12 +64,12 @@ def test_score_and_next_word_of_every_parameterization(kind, rule):
 def test_next_word_is_every_word_scored(model, data):
     context = data.draw(texts(model))
     ids = ids_of(model, context)
-    if oracle.string_probability(judged(model), ids) == 0:
+    if oracle.string_probability(oracle_model(model), ids) == 0:
         with pytest.raises(QueryError, match="probability zero"):
             next_distribution(model, context)
         return
     found = next_distribution(model, " ".join(context))
-    assert_allclose(found.probabilities, oracle.next_word(judged(model), ids), **EXACT)
+    assert_allclose(found.probabilities, oracle.next_word(oracle_model(model), ids), **EXACT)
     assert_allclose(found.probabilities.sum(), 1, **EXACT)
     best = next_word(model, context, top_k=2)
     assert [w.log_prob for w in best] == sorted((w.log_prob for w in best), reverse=True)
@@ -88,13 +88,13 @@ def test_states_are_values(model, data):
         state, again = state.step(word), again.step(ids[n])
         assert state == again and hash(state) == hash(again) and state != kept
         assert kept.step(word) == state  # the old one is still what it was
-    assert_allclose(state.log_prob, log(oracle.string_probability(judged(model), ids)), **EXACT)
+    assert_allclose(state.log_prob, log(oracle.string_probability(oracle_model(model), ids)), **EXACT)
     assert state.num_words == len(words)
     back = prefix_from_json(model, state.to_json())
     assert back == state and back.alpha.tobytes() == state.alpha.tobytes()
     if state.log_prob > -math.inf:
-        assert_allclose(state.distribution().probabilities, oracle.next_word(judged(model), ids), **EXACT)
-        assert_allclose(state.score("a"), log(oracle.next_word(judged(model), ids)[ids_of(model, "a")[0]]), **EXACT)
+        assert_allclose(state.distribution().probabilities, oracle.next_word(oracle_model(model), ids), **EXACT)
+        assert_allclose(state.score("a"), log(oracle.next_word(oracle_model(model), ids)[ids_of(model, "a")[0]]), **EXACT)
         assert_allclose(back.next_word(1)[0].log_prob, state.next_word(1)[0].log_prob, **EXACT)
     else:
         with pytest.raises(QueryError, match="probability zero"):
@@ -121,8 +121,8 @@ def test_lines_carry_or_reset(model, data):
     lines = [data.draw(texts(model, max_size=2)) for _ in range(2)]
     ids = [[*ids_of(model, line), model.vocabulary.eos] for line in lines]
     first, second = score_lines(model, lines)
-    whole = oracle.string_probability(judged(model), ids[0] + ids[1])
-    assert_allclose(first.log_prob, log(oracle.string_probability(judged(model), ids[0])), **EXACT)
+    whole = oracle.string_probability(oracle_model(model), ids[0] + ids[1])
+    assert_allclose(first.log_prob, log(oracle.string_probability(oracle_model(model), ids[0])), **EXACT)
     if first.log_prob > -math.inf:  # the rule decides what the second line knows; the oracle knows the rule too
         assert_allclose(first.log_prob + second.log_prob, log(whole), **EXACT)
     assert first.num_tokens == len(ids[0]) and first.num_oov == lines[0].count("zzz")
@@ -135,24 +135,24 @@ def test_long_texts_are_read_in_chunks(rule, monkeypatch):
     words = "a b <eos> c zzz a c <eos> b a".split()
     ids = ids_of(model, words)
     monkeypatch.setattr("vlhmm.queries.sequence._CHUNK_BYTES", 8 * 4 * 3)  # three words a chunk
-    expected = [oracle.string_probability(judged(model), ids[:n]) for n in range(len(ids) + 1)]
+    expected = [oracle.string_probability(oracle_model(model), ids[:n]) for n in range(len(ids) + 1)]
     assert_allclose([t.log_prob for t in token_scores(model, words, eos=False)], np.diff(np.log(expected)), **EXACT)
-    assert_allclose(next_distribution(model, words).probabilities, oracle.next_word(judged(model), ids), **EXACT)
+    assert_allclose(next_distribution(model, words).probabilities, oracle.next_word(oracle_model(model), ids), **EXACT)
     assert_allclose(posteriors(model, words, eos=False).log_likelihood, np.log(expected[-1]), **EXACT)
 
 
 def all_texts(model, max_tokens, prompt=()):
     """{what follows the prompt: probability}, up to <eos> or cut after max_tokens."""
-    judge, eos = judged(model), model.vocabulary.eos
+    matrices, eos = oracle_model(model), model.vocabulary.eos
     ids = ids_of(model, prompt)
-    base = oracle.string_probability(judge, ids)
+    base = oracle.string_probability(matrices, ids)
     table = {}
 
     def extend(words):
         if len(words) == max_tokens or (words and words[-1] == eos):
-            table[tuple(words)] = oracle.string_probability(judge, [*ids, *words]) / base
+            table[tuple(words)] = oracle.string_probability(matrices, [*ids, *words]) / base
             return
-        for word in range(judge[2].shape[1]):
+        for word in range(matrices[2].shape[1]):
             extend([*words, word])
 
     extend([])
@@ -186,9 +186,9 @@ def test_streams_go_on_as_the_rule_says():
     for rule in ("reset", "carry"):
         model = random_model(3, num_words=1, rule=rule)
         streams = sample_streams(model.distributions, 4000, 3, torch.Generator().manual_seed(1)).tolist()
-        judge, size = judged(model), len(model.vocabulary)
+        matrices, size = oracle_model(model), len(model.vocabulary)
         expected = {
-            (a, b, c): oracle.string_probability(judge, (a, b, c))
+            (a, b, c): oracle.string_probability(matrices, (a, b, c))
             for a in range(size)
             for b in range(size)
             for c in range(size)

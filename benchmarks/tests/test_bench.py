@@ -160,7 +160,7 @@ def test_a_wrong_tile_is_refused(kind, transition, monkeypatch):
         return tiles
 
     monkeypatch.setattr(transition, "tiles", wrong)
-    with pytest.raises(ExactnessError, match="log-likelihood of a token differs from the plain twin"):
+    with pytest.raises(ExactnessError, match="log-likelihood of a token differs from the reference implementation"):
         check_step(*step_of(kind))
 
 
@@ -221,7 +221,7 @@ def test_blocks_left_from_are_those_before_another_token():
     restart = torch.tensor([[True, False, False, False], [True, False, False, True]])
     batch = Batch(tokens, torch.tensor([3, 4]), restart, continues=False)
     block_of_word = torch.tensor([0, 1, 2, 3, 4, 5])
-    assert source_blocks([batch], block_of_word) == 2  # 2 and 3; 0 ends its row, after 4 it starts afresh
+    assert source_blocks([batch], block_of_word) == 2  # 2 and 3; 0 ends its row, after 4 it restarts
 
 
 def test_extrapolation_leans_to_the_naive_side():

@@ -196,7 +196,7 @@ class HMMLanguageModel:
             tokens: Word ids.
             lengths: How many of each row are text.
             carry: The filter state before each row.
-            restart: Where the chain starts again from p(z_1) within a row; nowhere, unless told.
+            restart: Where the chain starts again from p(z_1) within a row; nowhere by default.
 
         Returns:
             What inference reads.

@@ -52,7 +52,7 @@ class MixtureLanguageModel(Mixture):
         return evaluate(self, encode(read_lines(path), self.vocabulary), context or self.rule, streams)
 
     def score(self, text: Words, eos: bool = True) -> float:
-        """Return log p(text), with the <eos> after it unless told otherwise; -inf if it is impossible."""
+        """Return log p(text), with the <eos> after it by default; -inf if it is impossible."""
         return total(token.log_prob for token in self.token_scores(text, eos))
 
     def token_scores(self, text: Words, eos: bool = True) -> list[TokenScore]:

@@ -48,7 +48,7 @@ class Usage(NamedTuple):
 
 
 def restart_probability(distributions: HMMDistributions, eos: int, rule: str) -> Float[Tensor, " state"]:
-    """p(the chain starts afresh after z): p(<eos> | z) under "reset", zero under "carry"; float64."""
+    """p(the chain restarts after z): p(<eos> | z) under "reset", zero under "carry"; float64."""
     restart = torch.zeros(distributions.num_states, dtype=torch.float64, device=distributions.device)
     if rule == "reset":
         restart[distributions.states_of_block[distributions.block_of_word[eos]]] = distributions.emission[eos].double()

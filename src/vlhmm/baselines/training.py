@@ -65,7 +65,7 @@ RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineConfig:
-    """How a neural baseline is built and trained: the paper's LSTM, unless told; see `default_config`."""
+    """How a neural baseline is built and trained: by default the paper's LSTM; see `default_config`."""
 
     hidden_size: int = setting(256, "Width of embeddings and hidden layers.", "model")
     num_layers: int = setting(2, "Number of hidden layers.", "model")

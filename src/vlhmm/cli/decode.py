@@ -37,7 +37,7 @@ Every sentence ends with an <eos>. The best path has a state for it as for any w
 shows as eos_state; --eos-state sum sums over it instead, so that paths are those of the words alone, and the
 score is p(words, <eos>, states of the words). vlhmm infill --mode best maximizes over it too.
 
-Under the context rule reset every line starts afresh. Under carry it goes on from the lines before, as in
+Under the context rule reset the chain restarts at every line. Under carry it goes on from the lines before, as in
 vlhmm score: paths and posteriors are given those lines as well, whose own states are summed over.
 
 --gold TAGS, a file with one tag a word and one sentence a line, adds many-to-one accuracy (every state

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     size = export_bytes(model, args.kind or "npz")
     note(f"{args.out} will take {gibibytes(size)}" + (": the dense matrices are large" if size > 1 << 30 else ""))
     if model.rule == "reset" and args.kind != "ctrl-g":
-        note("the model starts afresh after every <eos>; the matrices describe one sentence")
+        note("the model restarts after every <eos>; the matrices describe one sentence")
     written = export(model, args.out, args.kind)
     record = {"out": str(written.path), "kind": written.kind, "bytes": written.num_bytes, "rule": model.rule}
     ResultWriter(args.format, single=True)(record, f"{written.path}\t{written.kind}\t{written.num_bytes:,} bytes")

@@ -137,7 +137,7 @@ def common_rule(parts: list[Part], note: Any) -> Any:
     """The models' context rule; reset, and a note, where they differ. An n-gram model has none of its own."""
     rules = {part.model.rule for part in parts if not hasattr(part.model, "levels")}
     if len(rules) > 1:
-        note("the models were trained under different context rules; the mixture starts every line afresh (--context)")
+        note("the models were trained under different context rules; the mixture restarts at every line (--context)")
     return rules.pop() if len(rules) == 1 else "reset"
 
 

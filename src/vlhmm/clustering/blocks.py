@@ -43,7 +43,7 @@ class Blocks:
         states_per_block: int,
         num_alive: Sequence[int] | np.ndarray | None = None,
     ) -> Blocks:
-        """Blocks with the states m * K .. m * K + K-1; the first num_alive[m] exist (all K unless told)."""
+        """Blocks with the states m * K .. m * K + K-1; the first num_alive[m] exist (all K by default)."""
         words = _integers(block_of_word, "block_of_word")
         _positive(num_blocks=num_blocks, states_per_block=states_per_block)
         if num_blocks > len(words):

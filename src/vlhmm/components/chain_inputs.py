@@ -30,7 +30,7 @@ def pair_codes(
     restart: Bool[Tensor, "batch time"],
     carry_block: Int[Tensor, " batch"],
 ) -> Int[Tensor, "batch time"]:
-    """from * G + to for the edge into each token; -1 where it starts afresh."""
+    """from * G + to for the edge into each token; -1 where it restarts."""
     block = block_of_word[tokens]
     previous = torch.cat([carry_block[:, None], block[:, :-1]], dim=1)
     return torch.where(restart | (previous < 0), -1, previous * num_blocks + block)

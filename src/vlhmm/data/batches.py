@@ -21,7 +21,7 @@ class Batch(NamedTuple):
 
     tokens: Tensor  # (B, T) int64, id 0 beyond `lengths`
     lengths: Tensor  # (B,) int64, may be 0 for a stream that has ended
-    restart: Tensor  # (B, T) bool, True where the chain starts afresh from p(z1 | z0)
+    restart: Tensor  # (B, T) bool, True where the chain restarts from p(z1 | z0)
     continues: bool  # True if row b goes on where row b of the previous batch stopped
 
 
@@ -55,8 +55,8 @@ def sentence_batches(text: Text, tokens_per_batch: int, generator: torch.Generat
 def stream_batches(text: Text, num_streams: int, segment_length: int, eos_id: int, rule: str) -> list[Batch]:
     """The text in `num_streams` contiguous streams (rows), side by side, cut in time into segments.
 
-    The streams' lengths differ by one at most, the longer ones first. The chain starts afresh at a stream's
-    start and, under the rule "reset", after every <eos>; under "carry" nowhere else. Under "paper" it starts afresh
+    The streams' lengths differ by one at most, the longer ones first. The chain restarts at a stream's
+    start and, under the rule "reset", after every <eos>; under "carry" nowhere else. Under "paper" it restarts
     after an <eos> inside a segment, and goes on over every segment cut, also one that follows an <eos>: the rule
     that the paper's released code trains by. A text of fewer tokens than `num_streams` has as many streams as tokens.
     """

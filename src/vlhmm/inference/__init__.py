@@ -2,7 +2,7 @@
 
 `forward`, `posteriors`, `add_expected_counts` and `log_likelihood` choose the compiled kernels on a
 CPU and plain torch elsewhere; both compute the same numbers (`numba_backend.py`, `torch_backend.py`), and
-`log_space.py` is the log-space twin that judges them.
+`log_space.py` is the log-space reference implementation they are tested against.
 """
 
 import os

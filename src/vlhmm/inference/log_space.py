@@ -1,6 +1,6 @@
-r"""The plain twin: log-space recursions on expanded potentials, differentiable, slow, obvious.
+r"""The reference implementation: log-space recursions on expanded potentials, differentiable, slow, obvious.
 
-Everything fast is judged by this module, and this module by enumeration.
+Everything fast is tested against this module, and this module against enumeration.
 Input:  log_emit (B, T, K), log_edge (B, T, K, K) where log_edge[:, t] leads from t-1 to t, and
         log_first (B, K) for the first token.
 """
@@ -21,7 +21,7 @@ def expand(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(log_first, log_emit, log_edge): every potential of a chain written out, O(B T K^2) memory.
 
-    An edge that starts afresh leads from any state to p(z_1 | z_0): it forgets where it came from.
+    An edge that restarts leads from any state to p(z_1 | z_0): it forgets where it came from.
     """
     log_emit = log_emission[chain.emit_of]
     fresh = log_start[chain.start_of]  # (B, T, K)

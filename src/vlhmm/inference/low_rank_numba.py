@@ -1,4 +1,4 @@
-"""The compiled twin of `channels` for CPUs; see `kernels` for threads, order of sums and what the compiler may do."""
+"""The compiled form of `channels` for CPUs; see `kernels` for threads, order of sums and what the compiler may do."""
 
 import numpy as np
 import torch

@@ -46,7 +46,7 @@ class ChannelCounts(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """What both passes leave behind, all zero on padding and where a chain starts afresh, but for `posterior`."""
+    """What both passes leave behind, all zero on padding and where a chain restarts, but for `posterior`."""
 
     posterior: Float[Tensor, "batch time slot"]  # p(z_t | x)
     before: Float[Tensor, "batch time slot"]  # p(z_t-1 | x), of the state that is left

@@ -6,7 +6,7 @@ Output: `Forward`, `Posteriors`, `Counts`.
 Knows nothing of words, blocks, vocabularies or parameters: only of rows of tables.
 
 At time t a sequence can be in the K states of one block; which states these are is the
-caller's business. A chain may start afresh in the middle of a row (`edge_of == -1`): that is
+caller's business. A chain may restart in the middle of a row (`edge_of == -1`): that is
 how several sentences share one row, and how the context rule `reset` is expressed.
 """
 
@@ -30,7 +30,7 @@ class Chain(NamedTuple):
 
     start_of: Int[Tensor, "batch time"]
     emit_of: Int[Tensor, "batch time"]
-    edge_of: Int[Tensor, "batch time"]  # the tile entered through; -1: starts afresh from `start`
+    edge_of: Int[Tensor, "batch time"]  # the tile entered through; -1: restarts from `start`
     lengths: Int[Tensor, " batch"]
 
     @property
@@ -51,7 +51,7 @@ class Posteriors(NamedTuple):
     """Smoothed posteriors p(z_t | x) and, for every edge, p(z_t-1, z_t | x)."""
 
     posterior: Float[Tensor, "batch time slot"]
-    edge_posterior: Float[Tensor, "batch time slot_from slot_to"]  # zero where the chain starts afresh
+    edge_posterior: Float[Tensor, "batch time slot_from slot_to"]  # zero where the chain restarts
 
 
 class Counts(NamedTuple):

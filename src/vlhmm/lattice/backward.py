@@ -125,7 +125,7 @@ class BackwardLattice:
         return found
 
     def is_fresh(self, word_class: int) -> bool:
-        """Whether the chain starts afresh after a word of this class."""
+        """Whether the chain restarts after a word of this class."""
         return self.distributions.rule == "reset" and word_class == self.template.automaton.eos_class
 
 

@@ -88,8 +88,8 @@ def inverted(cumulative: Tensor, uniform: Tensor) -> Tensor:
 
 
 class _Walk:
-    """Where each of n texts stands. One of: afresh everywhere; alpha on a word's block; a state each (-1:
-    afresh)."""
+    """Where each of n texts stands. One of: restarting everywhere; alpha on a word's block; a state each (-1:
+    restarts)."""
 
     def __init__(self, count: int, start: int, device: torch.device) -> None:
         self.count, self.device = count, device
@@ -187,11 +187,11 @@ def _enter(lattice: BackwardLattice, gap: GapMessages, walk: _Walk, chooser: Cho
             which = chooser.again(_fresh(values, int(q)), len(texts))
         else:
             which = torch.empty(len(texts), dtype=torch.long, device=walk.device)
-            afresh = state[index] < 0
-            if afresh.any():
-                which[afresh] = chooser.again(_fresh(values, int(q)), int(afresh.sum()))
-            if not afresh.all():
-                which[~afresh] = chooser.among(_joint(values, int(q), state[index][~afresh]).T.contiguous())
+            restarts = state[index] < 0
+            if restarts.any():
+                which[restarts] = chooser.again(_fresh(values, int(q)), int(restarts.sum()))
+            if not restarts.all():
+                which[~restarts] = chooser.among(_joint(values, int(q), state[index][~restarts]).T.contiguous())
         remaining[texts] = np.array(lengths)[which.cpu().numpy()]
     walk.block = walk.alpha = None
     walk.state = state
@@ -235,10 +235,10 @@ def _slot_words(
     index = torch.from_numpy(texts).to(distributions.device)
     before = state[index]
     after = torch.empty_like(before)
-    afresh = before < 0
-    if afresh.any():
-        after[afresh] = chooser.again(distributions.start * arrival, int(afresh.sum())).to(after.device)
-    moving = (~afresh).nonzero()[:, 0]
+    restarts = before < 0
+    if restarts.any():
+        after[restarts] = chooser.again(distributions.start * arrival, int(restarts.sum())).to(after.device)
+    moving = (~restarts).nonzero()[:, 0]
     for chunk in distributions.row_slices(len(moving)):
         part = moving[chunk]
         after[part] = chooser.among(distributions.rows(before[part]) * arrival)

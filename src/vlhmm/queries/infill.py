@@ -1,7 +1,7 @@
 """Gaps filled given both sides. Input: a text with [MASK]s. Output: exact fills, the best one, or marginals.
 
 What is answered: p(fill | every given word, every gap's range of lengths, the constraint), where a fill is
-what each gap holds. A gap holds no <eos> unless it is allowed to; the text ends with an <eos> unless told
+what each gap holds. A gap holds no <eos> unless it is allowed to; by default the text ends with an <eos>
 otherwise.
 """
 

@@ -3,7 +3,7 @@
 Input: a `LanguageModel` (a baseline, a mixture, an HMM) and words. Output: what the HMM's own queries return.
 `score_lines`, `next_distribution` and `sample` hand an HMM to its own queries, which are faster.
 
-Under the context rule "reset" the model starts afresh after an <eos>.
+Under the context rule "reset" the model restarts after an <eos>.
 """
 
 import math
@@ -41,7 +41,7 @@ class ReadText(NamedTuple):
 
 
 def read(model: Any, ids: Sequence[int], carry: Any = None) -> ReadText:
-    """Read one text from `carry` on, or from the start; after an <eos> afresh, if the rule says so."""
+    """Read one text from `carry` on, or from the start; restarting after an <eos>, if the rule says so."""
     vocabulary = model.vocabulary
     carry = model.start(1) if carry is None else carry
     log_probs: list[float] = []
@@ -60,7 +60,7 @@ def read(model: Any, ids: Sequence[int], carry: Any = None) -> ReadText:
 
 
 def token_scores(model: Any, text: str | Sequence[str], eos: bool = True) -> list[TokenScore]:
-    """log p(x_t | x_<t) of every word of `text` and, unless told otherwise, of the <eos> after it."""
+    """log p(x_t | x_<t) of every word of `text` and, by default, of the <eos> after it."""
     words, ids = encode_sentence(model.vocabulary, text, eos)
     return _tokens(model.vocabulary, words, ids, read(model, ids).log_probs)
 

@@ -96,7 +96,7 @@ def next_distribution(model: "HMMLanguageModel", context: str | Sequence[str] = 
 
 
 def after(distributions: HMMDistributions, ids: Sequence[int]) -> tuple[int | None, Tensor | None]:
-    """(block, p(z | x) on its states) after a text, both None where the chain starts afresh; refuses impossible ones."""
+    """(block, p(z | x) on its states) after a text, both None where the chain restarts; refuses impossible ones."""
     passed = read(distributions, ids)
     if -math.inf in passed.log_probs:
         raise impossible_context()

@@ -30,8 +30,8 @@ class Prefix:
     log-probability."""
 
     model: "HMMLanguageModel" = field(repr=False)
-    block: int | None  # of the last word; None where the chain starts afresh
-    alpha: np.ndarray = field(repr=False)  # (K,) float64, read-only; empty where the chain starts afresh
+    block: int | None  # of the last word; None where the chain restarts
+    alpha: np.ndarray = field(repr=False)  # (K,) float64, read-only; empty where the chain restarts
     log_prob: float  # nats; -inf after impossible words
     num_words: int  # read so far, <eos> included
 
@@ -64,7 +64,7 @@ class Prefix:
         return torch.from_numpy(self._arrive(distributions, word)).to(distributions.device)
 
     def all_states(self) -> torch.Tensor:
-        """(S,) p(z | text so far) of the next state. One pass over the transitions, unless the chain starts afresh."""
+        """(S,) p(z | text so far) of the next state. One pass over the transitions, unless the chain restarts."""
         distributions = self.model.distributions
         if self.block is None:
             return distributions.start

@@ -130,7 +130,7 @@ def constrained(
 
 
 class _After(NamedTuple):
-    """The filtered posterior after a prompt; no block where the chain starts afresh."""
+    """The filtered posterior after a prompt; no block where the chain restarts."""
 
     block: int | None
     alpha: Tensor | None

@@ -38,14 +38,14 @@ class SentenceScore(Result):
 
 
 def token_scores(model: "HMMLanguageModel", text: str | Sequence[str], eos: bool = True) -> list[TokenScore]:
-    """log p(x_t | x_<t) of every word of `text` and, unless told otherwise, of the <eos> after it."""
+    """log p(x_t | x_<t) of every word of `text` and, by default, of the <eos> after it."""
     vocabulary = model.vocabulary
     words, ids = encode_sentence(vocabulary, text, eos)
     return _tokens(vocabulary, words, ids, read(model.distributions, ids).log_probs)
 
 
 def score(model: "HMMLanguageModel", text: str | Sequence[str], eos: bool = True) -> float:
-    """log p(text), in nats, the <eos> after it included unless told otherwise; -inf if it is impossible."""
+    """log p(text), in nats, the <eos> after it included by default; -inf if it is impossible."""
     _, ids = encode_sentence(model.vocabulary, text, eos)
     return score_ids(model, ids)
 

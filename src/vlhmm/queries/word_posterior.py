@@ -124,7 +124,7 @@ def _posteriors(
         right, fresh = _right(distributions, ids, arrival, part)
         words = distributions.emit(left * right)
         if distributions.restarts(distributions.eos) and allow_eos:
-            # After an <eos> in this place the chain would start afresh: what follows does not depend on z.
+            # After an <eos> in this place the chain would restart: what follows does not depend on z.
             here = distributions.states(distributions.eos)
             words[:, distributions.eos] = (left[:, here] * distributions.emission_of(distributions.eos)).sum(1) * fresh
         if not allow_eos:
