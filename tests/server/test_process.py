@@ -82,6 +82,44 @@ def test_a_body_that_never_comes_keeps_nobody_waiting(served):
             connection.close()
 
 
+def test_a_head_that_never_ends_does_not_hold_its_connection(run_folder, monkeypatch):
+    """The timer itself, with a short time: bytes now and then do not prolong it, and a whole request ends it."""
+    import asyncio
+
+    import uvicorn
+
+    from vlhmm.server import connection
+
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.3)
+
+    async def answer(scope, receive, send):
+        await asyncio.sleep(0.6)  # longer than a head may take
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def run():
+        settings = uvicorn.Config(answer, http=connection.Connection, ws="none", lifespan="off", log_level="error")
+        settings.load()
+        state = uvicorn.Server(settings).server_state
+        loop = asyncio.get_running_loop()
+        listening = await loop.create_server(lambda: connection.Connection(settings, state, {}), "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        slow_reader, slow = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        began = loop.time()
+        for byte in b"GET /":
+            slow.write(bytes([byte]))
+            await asyncio.sleep(0.05)
+        assert await asyncio.wait_for(slow_reader.read(), 5) == b"" and loop.time() - began < 0.5
+        assert b"ok" in await asyncio.wait_for(reader.readuntil(b"ok"), 5)
+        for each in (slow, writer):
+            each.close()
+        listening.close()
+
+    asyncio.run(run())
+
+
 def test_a_client_that_goes_away_stops_its_work(served):
     body = json.dumps({"prompt": "the", "max_tokens": 1000, "n": 60, "stream": True, "temperature": 50}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()

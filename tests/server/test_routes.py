@@ -340,12 +340,29 @@ def test_tokens_there_and_back(client):
         ({"prompt": A, "structured_outputs": {"json": {}}}, "structured_outputs"),
         ({"prompt": A, "structured_outputs": {"regex": "(" * 9}}, None),
         ({"prompt": A, "suffix": B, "temperature": 0.5}, "suffix"),
+        ({"prompt": A, "max_token": 3}, "max_token"),
+        ({"prompt": A, "frequency_penalty": 1}, "frequency_penalty"),
+        ({"prompt": A, "logit_bias": {"1": -100}}, "logit_bias"),
+        ({"prompt": A, "best_of": 2}, "best_of"),
     ],
 )
 def test_a_wrong_field_is_named(client, body, param):
     answer = client.post("/v1/completions", **body)
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["param"] == param and error["type"] == "invalid_request_error"
+
+
+def test_fields_of_openai_that_ask_for_nothing_are_taken(client):
+    neutral = {"frequency_penalty": 0, "presence_penalty": None, "logit_bias": {}, "best_of": 1, "user": "me"}
+    assert client.complete(prompt=A, max_tokens=2, seed=1, **neutral)["choices"]
+    assert "max_tokens" in client.post("/v1/completions", prompt=A, max_token=3).json()["error"]["message"]
+
+
+def test_a_model_is_found_by_its_name(client):
+    assert client.get("/v1/models/tiny").json() == client.get("/v1/models").json()["data"][0] | {
+        "created": client.get("/v1/models/tiny").json()["created"]
+    }
+    assert client.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
 
 
 def test_other_refusals_have_their_status(client):
@@ -416,6 +433,59 @@ def test_a_question_that_nobody_waits_for_is_stopped_within_its_products():
     scheduler.start()
     assert following.future.result(10) == "answered" and reached == ["before"]
     scheduler.close()
+
+
+def test_quick_work_is_done_within_a_long_question_and_every_answer_is_right():
+    """One long question and many quick ones: these are answered first, and none disturbs another."""
+    from vlhmm.server.generation import Generation, Wishes
+    from vlhmm.server.scheduler import CallJob, GenerateJob, Priority, Scheduler, ScoreJob
+    from vlhmm.server.tokenizer import Tokenizer
+
+    model = make_model()
+    template = f"{A} [MASK:1-6] {B}"
+    expected = model.infill(template, n=5, seed=3)
+    scheduler, order = Scheduler(model), []
+
+    def job(name, call, priority):
+        return CallJob(lambda given_up: (call(), order.append(name))[0], priority)
+
+    wishes = Wishes(max_tokens=3, temperature=0.0)
+    background = job("background", lambda: model.infill(template, n=5, seed=3), Priority.BACKGROUND)
+    waiting = [
+        job("long", lambda: model.infill(template, n=5, seed=3), Priority.LONG),
+        job("quick", lambda: model.next_word(A, 3), Priority.QUICK),
+        ScoreJob([[VOCABULARY.id_of[A]]], 1),
+        GenerateJob(Generation(model, [[VOCABULARY.id_of[A]]], 1, wishes, Tokenizer(VOCABULARY))),
+    ]
+
+    def first(given_up):
+        for each in waiting:  # they come while the first question is being answered
+            scheduler.submit(each)
+        return background.call(given_up)
+
+    asked = scheduler.submit(CallJob(first, Priority.BACKGROUND))
+    scheduler.start()
+    assert asked.future.result(20) == expected
+    long, quick, scored, drawn = (each.future.result(20) for each in waiting)
+    scheduler.close()
+    assert order.index("quick") < order.index("background") and order.index("long") < order.index("background")
+    assert long == expected and quick == model.next_word(A, 3)
+    assert scored[0][0].log_prob == pytest.approx(log_probs(model, [A])[0], abs=1e-9)
+    assert drawn.rows[0].tokens
+
+
+def test_who_asks_about_states_too_early_is_told_to_come_back(monkeypatch):
+    import time
+
+    from vlhmm.server import app, explorer
+
+    monkeypatch.setattr(app, "PREPARING_SECONDS", 0.01)
+    slow = explorer.usage_of
+    monkeypatch.setattr(explorer, "usage_of", lambda *given: (time.sleep(0.2), slow(*given))[1])
+    answer = Client().get("/v1/states/0")
+    error = answer.json()["error"]
+    assert answer.status_code == 503 and answer.headers["Retry-After"] == "1"
+    assert error["code"] == "not_ready" and "how much each state is used" in error["message"]
 
 
 def test_the_document_lists_every_route(client):

@@ -113,6 +113,8 @@ def _product(distributions: HMMDistributions, memory: int) -> Callable[[Tensor],
         scale = alpha.max().clamp(min=torch.finfo(alpha.dtype).tiny)
         scaled = (alpha / scale).to(distributions.dtype)
         for number, states in enumerate(distributions.row_chunks()):
+            if distributions.interrupt is not None:
+                distributions.interrupt()
             rows = held[number] if number in held else distributions.raw_rows(states)
             if keeps:
                 held[number] = rows

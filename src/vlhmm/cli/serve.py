@@ -93,8 +93,8 @@ def check_arguments(args: argparse.Namespace) -> None:
         )
 
 
-def make_server(args: argparse.Namespace) -> Any:
-    """Load the model and build the application."""
+def make_server(args: argparse.Namespace, for_people: bool = False) -> Any:
+    """Load the model and build the application; `for_people`: what the page shows is prepared from the start."""
     check_installed()
     check_arguments(args)
     device = setup(args)
@@ -119,13 +119,15 @@ def make_server(args: argparse.Namespace) -> Any:
     if not loopback:
         warning = "" if key else "; nobody is asked for a key, set --api-key"
         note(f"binding {args.host}: every machine that can reach this one can use the model{warning}")
-    return Server(model, name, args.run_folder, limits, key, loopback)
+    return Server(model, name, args.run_folder, limits, key, loopback, for_people)
 
 
 def serve(args: argparse.Namespace, ready: Callable[[str], None] | None) -> int:
     """Serve until SIGTERM or Ctrl-C; `ready` is called with the address."""
-    server = make_server(args)
+    server = make_server(args, ready is not None)
     import uvicorn
+
+    from vlhmm.server.connection import Connection
 
     family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -144,6 +146,8 @@ def serve(args: argparse.Namespace, ready: Callable[[str], None] | None) -> int:
     logging.getLogger("vlhmm.server").setLevel(logging.INFO)
     config = uvicorn.Config(
         server.app,
+        http=Connection,
+        ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -28,11 +28,13 @@ from vlhmm.server.explorer import Explorer
 from vlhmm.server.limits import Limits
 from vlhmm.server.openapi import document
 from vlhmm.server.responses import event_stream, json_response, off_loop
-from vlhmm.server.scheduler import CallJob, Job, Scheduler, ScoreJob
+from vlhmm.server.scheduler import CallJob, Job, Priority, Scheduler, ScoreJob
 from vlhmm.server.tokenizer import tokenizer_of
 
 PAGE = Path(__file__).parent / "page"
+PREPARING_SECONDS = 5.0  # that a request waits for what the explorer prepares, before it is told to come back
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "testserver")
+_FEW_WORDS = 32  # whose posteriors are quick
 log = logging.getLogger("vlhmm.server")
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -64,6 +66,7 @@ class Server:
         limits: Limits | None = None,
         api_key: str | None = None,
         loopback_only: bool = True,
+        prepare_at_start: bool = False,
     ) -> None:
         self.model, self.name, self.limits, self.api_key = model, name, limits or Limits(), api_key
         self.tokenizer = tokenizer_of(model.vocabulary)
@@ -71,17 +74,21 @@ class Server:
         self.explorer = Explorer(model, run, self.limits.memory)
         self.loopback_only = loopback_only
         self.created = int(time.time())
+        self.prepare_at_start = prepare_at_start
         self.in_flight = 0
         self.stopping = False
         self.answers: Counter[tuple[str, int]] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.seeds = random.SystemRandom()  # for requests that name no seed
+        self.document = document(_version(), self.limits, len(model.vocabulary), api_key is not None)
+        self.preparations: dict[str, CallJob] = {}
         post, get = ["POST"], ["GET"]
         routes = [
             Route("/health", self._health, methods=get),
             Route("/metrics", self._guarded(self._metrics), methods=get),
             Route("/openapi.json", self._guarded(self._openapi), methods=get),
             Route("/v1/models", self._guarded(self._models), methods=get),
+            Route("/v1/models/{model}", self._guarded(self._model), methods=get),
             Route("/v1/completions", self._guarded(self._completions), methods=post),
             Route("/v1/score", self._guarded(self._score), methods=post),
             Route("/v1/next", self._guarded(self._next), methods=post),
@@ -108,6 +115,9 @@ class Server:
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         self.scheduler.start()
+        if self.prepare_at_start and has_hidden_states(self.model):
+            self.prepare("states")
+            self.prepare("map")
         try:
             yield
         finally:
@@ -121,7 +131,7 @@ class Server:
 
         async def answer(request: Request) -> Response:
             began = time.perf_counter()
-            route = request.scope["route"].path
+            route = _route(request)
             try:
                 self._check_key(request)
                 response = await handler(request)
@@ -151,7 +161,7 @@ class Server:
             )
 
     async def body(self, request: Request) -> dict[str, Any]:
-        """Read a JSON body of limited size within limited time."""
+        """Read a JSON body of limited size within limited time; a field that the route does not have is refused."""
         most = self.limits.body_bytes
         too_large = RequestError(f"the body is larger than {most:,} bytes; send less at once", None, 413)
         declared = request.headers.get("content-length", "0")
@@ -166,7 +176,10 @@ class Server:
                         raise too_large
         except TimeoutError:
             raise RequestError("the body did not arrive in time", None, 408) from None
-        return await off_loop(len(content), lambda: read.parse_object(bytes(content)))
+        body = await off_loop(len(content), lambda: read.parse_object(bytes(content)))
+        schema = self.document["paths"][_route(request)]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        read.check_fields(body, schema["properties"])
+        return body
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
@@ -264,11 +277,38 @@ class Server:
             f"the answer took longer than {self.limits.seconds:g} seconds; ask for less at once", None, 504
         )
 
-    async def ask(self, request: Request, call: Callable[[], Any], what: str | None = None) -> Response:
+    async def ask(
+        self,
+        request: Request,
+        call: Callable[[], Any],
+        what: str | None = None,
+        priority: Priority = Priority.QUICK,
+    ) -> Response:
         """Answer with what a function returns in the worker thread; `what` needs hidden states."""
         if what is not None:
             self.check_states(what)
-        return await json_response(await self.work(request, CallJob(lambda given_up: call())))
+        return await json_response(await self.work(request, CallJob(lambda given_up: call(), priority)))
+
+    def prepare(self, what: str) -> CallJob:
+        """Start what answers about states ("states") or the map ("map") need, once; return the job."""
+        job = self.preparations.get(what)
+        if job is None or job.future.done() and (job.future.cancelled() or job.future.exception() is not None):
+            call = self.explorer.prepare if what == "states" else self.explorer.prepare_map
+            job = self.preparations[what] = CallJob(lambda given_up: call(), Priority.BACKGROUND)
+            self.scheduler.submit(job)
+        return job
+
+    async def explored(self, request: Request, call: Callable[[], Any], what: str = "states") -> Response:
+        """Answer about states, words or blocks. Who comes before all is prepared waits a little, or comes back."""
+        self.check_states("inspect")
+        job = self.prepare(what)
+        if not job.future.done():
+            with self.admitted():
+                await asyncio.wait({asyncio.wrap_future(job.future)}, timeout=PREPARING_SECONDS)
+        if not job.future.done():
+            message = f"the model is being looked through ({self.explorer.doing}); try again"
+            raise RequestError(message, None, 503, "not_ready", retry_after=1)
+        return await self.ask(request, call)
 
     def check_states(self, what: str) -> None:
         """Refuse what only an HMM can answer, where the model is a mixture or a baseline."""
@@ -300,8 +340,16 @@ class Server:
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self.card()]})
 
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        if name != self.name:
+            raise RequestError(
+                f"no model {name[:60]!r}, this server has {self.name!r}", "model", 404, "model_not_found"
+            )
+        return JSONResponse(self.card())
+
     async def _openapi(self, request: Request) -> Response:
-        return JSONResponse(document(_version(), self.limits, len(self.model.vocabulary), self.api_key is not None))
+        return JSONResponse(self.document)
 
     async def _metrics(self, request: Request) -> Response:
         scheduler = self.scheduler
@@ -355,7 +403,10 @@ class Server:
             raise RequestError(f"text has {words:,} words, expected at most {self.limits.posterior_words}", "text")
         memory = self.limits.memory
         return await self.ask(
-            request, lambda: queries.text_posteriors(self.model, text, eos, top_k, states, memory), "posteriors"
+            request,
+            lambda: queries.text_posteriors(self.model, text, eos, top_k, states, memory),
+            "posteriors",
+            Priority.LONG if words > _FEW_WORDS else Priority.QUICK,
         )
 
     async def _infill(self, request: Request) -> Response:
@@ -390,7 +441,7 @@ class Server:
             )
 
         if not stream:
-            return await self.ask(request, lambda: queries.joined(parts()))
+            return await self.ask(request, lambda: queries.joined(parts()), None, Priority.LONG)
 
         def make(listen: Callable[[Any], None]) -> Job:
             def call(given_up: Callable[[], bool]) -> None:
@@ -399,28 +450,28 @@ class Server:
                         return
                     listen(part)
 
-            return CallJob(call)
+            return CallJob(call, Priority.LONG)
 
         return event_stream(await self.parts(make))
 
     async def _summary(self, request: Request) -> Response:
         top = self.top(request, 20)
-        return await self.ask(request, lambda: self.explorer.summary(top), "inspect")
+        return await self.explored(request, lambda: self.explorer.summary(top))
 
     async def _map(self, request: Request) -> Response:
-        return await self.ask(request, lambda: self.explorer.block_map, "inspect")
+        return await self.explored(request, lambda: self.explorer.block_map, "map")
 
     async def _state(self, request: Request) -> Response:
         number, top = self.path_number(request, "state"), self.top(request)
-        return await self.ask(request, lambda: _or_404(lambda: self.explorer.state(number, top)), "inspect")
+        return await self.explored(request, lambda: _or_404(lambda: self.explorer.state(number, top)))
 
     async def _word(self, request: Request) -> Response:
         word, top = request.path_params["word"], self.top(request)
-        return await self.ask(request, lambda: _or_404(lambda: self.explorer.word(word, top)), "inspect")
+        return await self.explored(request, lambda: _or_404(lambda: self.explorer.word(word, top)))
 
     async def _block(self, request: Request) -> Response:
         number, top = self.path_number(request, "block"), self.top(request)
-        return await self.ask(request, lambda: _or_404(lambda: self.explorer.block(number, top)), "inspect")
+        return await self.explored(request, lambda: _or_404(lambda: self.explorer.block(number, top)))
 
     async def _tokenizer_info(self, request: Request) -> Response:
         return JSONResponse(self.tokenizer.info())
@@ -502,6 +553,11 @@ class _HostCheck:
                 await JSONResponse(error.body(), 403)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
+
+
+def _route(request: Request) -> str:
+    """Return a request's route as the OpenAPI document writes it."""
+    return str(request.scope["route"].path).replace(":path}", "}")
 
 
 def _or_404(call: Callable[[], Any]) -> Any:

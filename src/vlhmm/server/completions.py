@@ -14,7 +14,7 @@ from vlhmm.server import requests as read
 from vlhmm.server.errors import RequestError
 from vlhmm.server.generation import Generation, Piece, Row, Wishes
 from vlhmm.server.responses import event_stream, json_response, off_loop
-from vlhmm.server.scheduler import CallJob, GenerateJob, ScoreJob
+from vlhmm.server.scheduler import CallJob, GenerateJob, Priority, ScoreJob
 from vlhmm.server.scoring import Token
 
 if TYPE_CHECKING:
@@ -33,6 +33,11 @@ class Completion:
         self.n = read.integer(body, "n", 1, 1, limits.n) or 1
         if read.integer(body, "best_of", self.n, 1, limits.n) != self.n:
             raise RequestError("best_of differs from n; draws here are exact, ask for n", "best_of")
+        for name in ("frequency_penalty", "presence_penalty"):
+            if read.number(body, name, 0.0, -2, 2) != 0:
+                raise RequestError(f"{name} is not supported: draws are from the model's own distribution", name)
+        if body.get("logit_bias"):
+            raise RequestError("logit_bias is not supported; structured_outputs keeps words out exactly", "logit_bias")
         self.echo = read.boolean(body, "echo", False)
         self.stream = read.boolean(body, "stream", False)
         self.logprobs = read.integer(body, "logprobs", None, 0, limits.logprobs)
@@ -240,7 +245,7 @@ async def _exact(wanted: Completion, request: Request) -> tuple[list[dict[str, A
                 choices.append(choice | {"log_prob": queries.finite(fill.log_prob), "num_tokens": len(fill.gaps[0])})
         return choices
 
-    choices = await server.work(request, CallJob(call))
+    choices = await server.work(request, CallJob(call, Priority.LONG))
     return choices, sum(choice["num_tokens"] for choice in choices)
 
 

@@ -25,6 +25,7 @@ _EXAMPLE_WORDS = 40
 _EXAMPLES_SHOWN = 5
 _WORDS_SHOWN = 5  # that a block is shown by
 _BLOCKS_AT_ONCE = 64
+_STATES_AT_ONCE = 256
 _PAIRS = 1_000_000  # of blocks, that the model's frequencies are written as for the tree
 
 
@@ -33,11 +34,27 @@ class Explorer:
 
     def __init__(self, model: Any, run: str | Path | None, memory: int | None = None) -> None:
         self.model, self.run, self.memory = model, run, memory
-        self.progress: Callable[[int, float], None] | None = None
+        self.doing = ""  # what `prepare` is at, for those who wait
 
     @cached_property
     def inspector(self) -> Inspector:
-        return Inspector(self.model, usage_of(self.model, self.run, self.memory, self.progress))
+        return Inspector(self.model, usage_of(self.model, self.run, self.memory, self._note_round))
+
+    def prepare(self) -> None:
+        """Find what every answer about states needs, once: their usage, and example sentences."""
+        self.doing = "finding how much each state is used"
+        self.inspector  # noqa: B018 - a cached property
+        self.doing = "drawing example sentences"
+        self._drawn  # noqa: B018
+
+    def prepare_map(self) -> None:
+        """Find the map of blocks, once."""
+        self.prepare()
+        self.doing = "putting the map of blocks in order"
+        self.block_map  # noqa: B018
+
+    def _note_round(self, number: int, change: float) -> None:
+        self.doing = f"finding how much each state is used: round {number}, change {change:.1g} of 1e-6"
 
     def summary(self, top: int = 20) -> dict[str, Any]:
         return plain(self.inspector.summary(top))
@@ -119,7 +136,12 @@ class Explorer:
             going, state = going[open_ended.cpu()], state[open_ended]
             if not len(going):
                 break
-            state = next_states(distributions, state, draw)
+            following = []
+            for part in state.split(_STATES_AT_ONCE):
+                if distributions.interrupt is not None:
+                    distributions.interrupt()
+                following.append(next_states(distributions, part, draw))
+            state = torch.cat(following)
         drawn = [pair for pair in zip(words_of, states_of, strict=True) if len(pair[0]) > 3]
         return sorted(drawn, key=lambda pair: len(pair[0]))
 

@@ -9,35 +9,48 @@ Schema = dict[str, Any]
 
 def document(version: str, limits: Limits, vocab_size: int, needs_key: bool) -> Schema:
     """Return the OpenAPI 3.1 document."""
+    model = {"type": "string", "description": "without effect: there is one model"}
     paths: Schema = {
         "/health": {"get": _get("Whether the server answers")},
         "/metrics": {"get": _get("Counters in Prometheus' text format", content="text/plain")},
         "/openapi.json": {"get": _get("This document")},
         "/v1/models": {"get": _get("The one model that is served")},
+        "/v1/models/{model}": {"get": _get("The model by its name", [_path("model", {"type": "string"})])},
         "/tokenizer_info": {"get": _get("Special tokens and the size of the vocabulary")},
-        "/v1/summary": {"get": _get("Sizes, the most used states, blocks and words", [_top(20)])},
-        "/v1/map": {"get": _get("The block-by-block transition matrix")},
-        "/v1/states/{state}": {"get": _get("What a state stands for", [_path("state", _integer(0)), _top()])},
-        "/v1/words/{word}": {"get": _get("Where a word comes from", [_path("word", {"type": "string"}), _top()])},
-        "/v1/blocks/{block}": {"get": _get("What a block stands for", [_path("block", _integer(0)), _top()])},
-        "/tokenize": {
-            "post": _post("Ids of a text", _object({"prompt": _text(), "add_special_tokens": _boolean()}, "prompt"))
+        "/v1/summary": {"get": _get("Sizes, the most used states, blocks and words", [_top(20)], computed=True)},
+        "/v1/map": {"get": _get("The block-by-block transition matrix", computed=True)},
+        "/v1/states/{state}": {
+            "get": _get("What a state stands for", [_path("state", _integer(0)), _top()], computed=True)
         },
-        "/detokenize": {"post": _post("Text of ids", _object({"tokens": _ids(vocab_size)}, "tokens"))},
+        "/v1/words/{word}": {
+            "get": _get("Where a word comes from", [_path("word", {"type": "string"}), _top()], computed=True)
+        },
+        "/v1/blocks/{block}": {
+            "get": _get("What a block stands for", [_path("block", _integer(0)), _top()], computed=True)
+        },
+        "/tokenize": {
+            "post": _post(
+                "Ids of a text",
+                _request({"model": model, "prompt": _text(), "add_special_tokens": _boolean()}, "prompt"),
+            )
+        },
+        "/detokenize": {
+            "post": _post("Text of ids", _request({"model": model, "tokens": _ids(vocab_size)}, "tokens"))
+        },
         "/v1/completions": {"post": _post("Complete, fill or score texts", _completion(limits, vocab_size))},
         "/v1/score": {
-            "post": _post("Log-probability of every token", _object({"text": _text(), "eos": _boolean()}, "text"))
+            "post": _post("Log-probability of every token", _request({"text": _text(), "eos": _boolean()}, "text"))
         },
         "/v1/next": {
             "post": _post(
                 "The exact distribution of the next word",
-                _object({"context": _text(), "top_k": _integer(1, max(1000, vocab_size))}),
+                _request({"context": _text(), "top_k": _integer(1, max(1000, vocab_size))}),
             )
         },
         "/v1/posteriors": {
             "post": _post(
                 "Surprisals, words expected given both sides, state posteriors, the best path",
-                _object(
+                _request(
                     {
                         "text": {"type": "string", "pattern": r"\S"},
                         "eos": _boolean(),
@@ -53,6 +66,9 @@ def document(version: str, limits: Limits, vocab_size: int, needs_key: bool) -> 
     for path, answer in _answers().items():
         for operation in paths[path].values():
             operation["responses"]["200"]["content"]["application/json"]["schema"] = answer
+    stopping = {"description": "The server is stopping", "content": {"application/json": {"schema": _answers()["/health"]}}}
+    health = paths["/health"]["get"]
+    health["responses"] = {"200": health["responses"]["200"], "503": stopping} | _refusals("403")
     found: Schema = {
         "openapi": "3.1.0",
         "info": {"title": "vlhmm", "version": version, "description": "A hidden Markov language model, exactly."},
@@ -62,6 +78,10 @@ def document(version: str, limits: Limits, vocab_size: int, needs_key: bool) -> 
     if needs_key:
         found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         found["security"] = [{"key": []}]
+        health["security"] = []
+        for operations in paths.values():
+            for operation in operations.values():
+                operation["responses"] |= {} if operation is health else _refusals("401")
     return found
 
 
@@ -98,6 +118,7 @@ def _answers() -> dict[str, Schema]:
         "/health": _whole({"status": {"enum": ["ok", "stopping"]}}),
         "/openapi.json": _whole({"openapi": text, "paths": {"type": "object"}}),
         "/v1/models": _whole({"object": {"const": "list"}, "data": _list(model)}),
+        "/v1/models/{model}": model,
         "/tokenizer_info": special,
         "/tokenize": _whole({"tokens": _list(whole), "count": whole, "max_model_len": whole, "oov": whole}),
         "/detokenize": _whole({"prompt": text}),
@@ -130,10 +151,17 @@ def _list(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
-def _get(summary: str, parameters: list[Schema] | None = None, content: str = "application/json") -> Schema:
+def _get(
+    summary: str,
+    parameters: list[Schema] | None = None,
+    content: str = "application/json",
+    computed: bool = False,
+) -> Schema:
     schema: Schema = {"type": "object"} if content == "application/json" else {"type": "string"}
     answers = {"200": {"description": "The answer", "content": {content: {"schema": schema}}}}
-    return {"summary": summary, "parameters": parameters or [], "responses": answers | _refusals()}
+    in_path = any(parameter["in"] == "path" for parameter in parameters or [])
+    refusals = ["403", *(["404"] if in_path else []), *(["400", "429", "503", "504"] if computed else [])]
+    return {"summary": summary, "parameters": parameters or [], "responses": answers | _refusals(*refusals)}
 
 
 def _post(summary: str, schema: Schema) -> Schema:
@@ -143,22 +171,25 @@ def _post(summary: str, schema: Schema) -> Schema:
     return {
         "summary": summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {"200": answer} | _refusals(),
+        "responses": {"200": answer} | _refusals("400", "403", "404", "408", "413", "429", "503", "504"),
     }
 
 
-def _refusals() -> Schema:
+def _refusals(*statuses: str) -> Schema:
+    """Return the answers of these statuses, all of OpenAI's shape."""
     reasons = {
         "400": "The request does not fit the model or the limits",
         "401": "The API key is missing or wrong",
+        "403": "The server binds 127.0.0.1 and was asked under another name",
         "404": "There is no such thing",
+        "408": "The body did not arrive in time",
         "413": "The body is too large",
         "429": "Too many requests at once; Retry-After says when",
-        "503": "The server is stopping",
+        "503": "The server is stopping, or the model is still being looked through; Retry-After says when",
         "504": "The answer took too long",
     }
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    return {status: {"description": reason, "content": content} for status, reason in reasons.items()}
+    return {status: {"description": reasons[status], "content": content} for status in sorted(set(statuses))}
 
 
 def _error() -> Schema:
@@ -194,7 +225,7 @@ def _completion(limits: Limits, vocab_size: int) -> Schema:
         "minProperties": 1,
         "maxProperties": 1,
     }
-    return _object(
+    return _request(
         {
             "model": {"type": "string"},
             "prompt": prompt,
@@ -209,13 +240,23 @@ def _completion(limits: Limits, vocab_size: int) -> Schema:
             "logprobs": _integer(0, limits.logprobs) | {"type": ["integer", "null"]},
             "echo": _boolean(),
             "stream": _boolean(),
+            "stream_options": {
+                "type": ["object", "null"],
+                "properties": {"include_usage": _boolean()},
+                "description": "include_usage: a last event with the numbers of tokens",
+            },
             "structured_outputs": structured,
+            "best_of": _integer(1, limits.n, "must equal n: draws are exact"),
+            "frequency_penalty": {"enum": [0, None], "description": "not supported"},
+            "presence_penalty": {"enum": [0, None], "description": "not supported"},
+            "logit_bias": {"type": ["object", "null"], "maxProperties": 0, "description": "not supported"},
+            "user": {"type": ["string", "null"], "description": "without effect"},
         }
     )
 
 
 def _infill(limits: Limits) -> Schema:
-    return _object(
+    return _request(
         {
             "template": {
                 "type": "string",
@@ -243,6 +284,11 @@ def _infill(limits: Limits) -> Schema:
 
 def _object(properties: Schema, *required: str) -> Schema:
     return {"type": "object", "properties": properties, "required": list(required)}
+
+
+def _request(properties: Schema, *required: str) -> Schema:
+    """Return the schema of a body: other fields are refused."""
+    return _object(properties, *required) | {"additionalProperties": False}
 
 
 def _text() -> Schema:

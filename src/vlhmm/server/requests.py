@@ -1,8 +1,9 @@
 """Read a request's JSON: each function checks one field and names it when it does not fit."""
 
+import difflib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from vlhmm.server.errors import RequestError
@@ -19,6 +20,15 @@ def parse_object(content: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RequestError(f"the body is a JSON {type(found).__name__}, expected an object")
     return found
+
+
+def check_fields(body: Body, known: Collection[str]) -> None:
+    """Refuse a field that the route does not have: a misspelled one would be without effect."""
+    for name in body:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            remedy = f"did you mean {near[0]}?" if near else f"expected {', '.join(known)}"
+            raise RequestError(f"no field {name[:60]!r}; {remedy}", name[:60])
 
 
 def integer(body: Body, name: str, default: int | None, low: int, high: int) -> int | None:

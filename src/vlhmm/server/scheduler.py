@@ -4,6 +4,9 @@ The model's tile caches belong to one thread, and its kernels use every core the
 waiting requests in rounds. A round scores all waiting texts in one pass, adds one word to every open completion in one
 pass, and answers one other question. A job that was given up is dropped at its next round, or at the next part of a
 long product.
+
+A question may take a minute. Between the parts of its products the worker serves what waits and is quicker: a round of
+scores and completions, and one question of a higher `Priority`. At least half of the time stays with the question.
 """
 
 import logging
@@ -13,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from enum import IntEnum
 from typing import Any
 
 from vlhmm.queries.left_to_right import has_hidden_states
@@ -60,12 +64,20 @@ class GenerateJob(Job):
         self.generation, self.listen = generation, listen
 
 
+class Priority(IntEnum):
+    """Which questions go first: a waiting one of a higher priority is answered between the parts of a running one."""
+
+    BACKGROUND = 0  # nobody waits for it yet
+    LONG = 1  # seconds
+    QUICK = 2
+
+
 class CallJob(Job):
     """Any other question; `call` is given a function that says whether the job was given up."""
 
-    def __init__(self, call: Callable[[Callable[[], bool]], Any]) -> None:
+    def __init__(self, call: Callable[[Callable[[], bool]], Any], priority: Priority = Priority.QUICK) -> None:
         super().__init__()
-        self.call = call
+        self.call, self.priority = call, priority
 
 
 class Scheduler:
@@ -81,6 +93,7 @@ class Scheduler:
         self.rounds = self.scored_texts = self.score_passes = self.generated_tokens = self.generate_passes = 0
         self.busy_seconds = 0.0
         self._asked: CallJob | None = None  # the question that is being answered
+        self._next_check = 0.0  # when others may be served within it again
         if has_hidden_states(model):
             model.distributions.interrupt = self._check
         self._thread = threading.Thread(target=self._run, name="vlhmm-model", daemon=True)
@@ -125,19 +138,26 @@ class Scheduler:
                     self._changed.wait()
                 if self._closed:
                     return
-                scores = self._take_scores()
-                call = self._calls.popleft() if self._calls else None
-                self._generations = [job for job in self._generations if not job.given_up]
-                generations = list(self._generations)
             began = time.perf_counter()
-            if scores:
-                self._score(scores)
-            if generations:
-                self._generate(generations)
-            if call is not None and not call.given_up:
-                self._answer(call)
-            self.rounds += 1
+            self._round(Priority.BACKGROUND)
             self.busy_seconds += time.perf_counter() - began
+
+    def _round(self, least: int) -> None:
+        """Serve the waiting texts, every open completion, and one question of at least a priority."""
+        with self._changed:
+            scores = self._take_scores()
+            call = next((job for job in self._calls if job.priority >= least), None)
+            if call is not None:
+                self._calls.remove(call)
+            self._generations = [job for job in self._generations if not job.given_up]
+            generations = list(self._generations)
+        if scores:
+            self._score(scores)
+        if generations:
+            self._generate(generations)
+        if call is not None and not call.given_up:
+            self._answer(call)
+        self.rounds += 1
 
     def _take_scores(self) -> list[ScoreJob]:
         """Take the waiting texts that fit one pass: the first, and those with as many alternatives."""
@@ -221,6 +241,28 @@ class Scheduler:
             self._asked = None
 
     def _check(self) -> None:
-        """Stop a question that nobody waits for; called between the parts of long products."""
-        if self._asked is not None and (self._asked.given_up or self._closed):
+        """Stop a question that nobody waits for, or serve others within it; called between the parts of long products.
+
+        Products of scores and completions are not interrupted. Questions within questions have rising priorities, so
+        they are at most three deep.
+        """
+        job = self._asked
+        if job is None:
+            return
+        if job.given_up or self._closed:
             raise GivenUp
+        began = time.perf_counter()
+        if began < self._next_check or not self._others_wait(job.priority):
+            return
+        self._asked = None
+        try:
+            self._round(job.priority + 1)
+        finally:
+            self._asked = job
+            ended = time.perf_counter()
+            self._next_check = ended + (ended - began)
+
+    def _others_wait(self, priority: int) -> bool:
+        with self._changed:
+            waiting = self._scores or self._generations or any(job.priority > priority for job in self._calls)
+            return bool(waiting)

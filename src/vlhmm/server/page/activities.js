@@ -13,7 +13,7 @@ function activity(title, lead, fields, onAsk, { live = false, extra = null } = {
     el("p", { class: "error", id: "error", role: "alert" }));
   form.addEventListener("submit", (event) => { event.preventDefault(); clearTimeout(waiting); onAsk(form, place); });
   if (live) form.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(() => onAsk(form, place), 40); });
-  document.getElementById("main").replaceChildren(el("h1", {}, title), el("p", { class: "lead" }, lead), form, busy, place);
+  document.getElementById("main").replaceChildren(el("h1", {}, title), el("p", { class: "lead" }, lead), form, busy, el("p", { id: "waiting", class: "muted", role: "status" }), place);
   Object.assign(form, { busy, place });
   return { form, place };
 }

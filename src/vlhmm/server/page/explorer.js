@@ -52,6 +52,12 @@ const explorer = {
     }
     if (!response.ok) {
       const { error } = await response.json();
+      if (error.code === "not_ready") { // the server looks through the model once; it says how far it is
+        document.getElementById("waiting")?.replaceChildren(error.message);
+        await new Promise((resolve) => setTimeout(resolve, 500));
+        signal?.throwIfAborted();
+        return this.send(method, path, body, signal);
+      }
       throw Object.assign(new Error(error.message), { param: error.param });
     }
     return response;
@@ -129,6 +135,7 @@ const explorer = {
     } finally {
       clearTimeout(soon);
       if (mine === this.turn) {
+        document.getElementById("waiting")?.replaceChildren();
         form.busy.classList.remove("on");
         form.place.setAttribute("aria-busy", "false");
       }
