@@ -43,11 +43,26 @@ def run(folder: Path, scenario: str, out: Path, **more):
     return train(corpus_of(folder, scenario), config_of(scenario), out, **more)
 
 
+def notice_late() -> None:
+    """Look who has ended only when all others have."""
+    at_once = Ranks._lost
+
+    def lost(ranks: Ranks, error: RuntimeError | None) -> None:
+        since = time.monotonic()
+        while len(ranks._ended()) < ranks.size - 1 and time.monotonic() - since < 20:
+            time.sleep(0.05)
+        at_once(ranks, error)
+
+    Ranks._lost = lost
+
+
 def main(folder: Path, mode: str) -> int:
     join("cpu")
     ranks = Ranks()
     try:
-        if mode == "die":
+        if mode.startswith("die"):
+            if mode == f"die-{ranks.rank}-late":
+                notice_late()
 
             def die_at_fourth() -> bool:
                 if ranks.rank == 1 and next(asked) == 3:

@@ -34,7 +34,10 @@ from vlhmm.training.e_step import Expectation
 from vlhmm.training.run_folder import RunFolder
 
 TIMEOUT = timedelta(hours=6)  # rank 0 clusters the words while the others wait
+PATIENCE = timedelta(seconds=10)  # with the store, when a rank is lost: the machine that has it may be lost too
 Result = TypeVar("Result")
+
+_store: dist.Store | None = None  # where the ranks met; under torchrun it is the launcher's, and outlives them
 
 
 class Ranks:
@@ -188,7 +191,7 @@ class Ranks:
 
     def _lost(self, error: RuntimeError | None) -> NoReturn:
         ended, since = self._ended(), time.monotonic()
-        while not ended and time.monotonic() - since < 2.0:  # a connection may close before its process has ended
+        while not ended and time.monotonic() - since < 5.0:  # a connection may close before its process has ended
             time.sleep(0.05)
             ended = self._ended()
         alive = [rank for rank in range(self.size) if rank not in ended]
@@ -201,9 +204,23 @@ class Ranks:
         else:
             who = f"the connection to another of {self.size} ranks is lost ({str(error).splitlines()[0][:120] if error else ''})"
         message = f"{who}; the last checkpoint is kept, and the same command goes on from there, with any number of ranks"
-        if self.rank == min(alive):
+        if self._noticed_first(min(alive)):
             raise TrainingError(message) from None
         raise SystemExit(TrainingError.exit_code) from None  # one rank says it
+
+    def _noticed_first(self, otherwise: int) -> bool:
+        """Whether no other rank has noticed the loss before; where nobody can tell, whether this is rank `otherwise`.
+
+        Every rank counts itself after it has looked who has ended, and before it ends. So the first one has not seen any that
+        ended because of the loss, however the system orders them.
+        """
+        if _store is not None:
+            try:
+                _store.set_timeout(PATIENCE)
+                return _store.add(f"vlhmm/lost/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", 1) == 1
+            except RuntimeError:  # the store has gone with its process or machine
+                pass
+        return self.rank == otherwise
 
 
 def _lives(pid: int) -> bool:
@@ -229,10 +246,13 @@ def under_torchrun() -> bool:
 
 def join(device: str) -> None:
     """Join the processes that torchrun has started; nothing without it, or a second time."""
+    global _store
     if not under_torchrun() or dist.is_initialized():
         return
     try:
-        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=TIMEOUT)
+        _store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
+        backend = "nccl" if device.startswith("cuda") else "gloo"
+        dist.init_process_group(backend, store=dist.PrefixStore("vlhmm", _store), rank=rank, world_size=size, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise TrainingError(f"cannot reach the other ranks at {address}: {str(error).splitlines()[0][:160]}") from None
@@ -240,6 +260,8 @@ def join(device: str) -> None:
 
 def leave() -> None:
     """Close the connections; nothing where there are none."""
+    global _store
+    _store = None
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
