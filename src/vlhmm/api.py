@@ -87,10 +87,13 @@ def load_any(
         return load_baseline(path)
     hmm, vocabulary, blocks, config = RunFolder(path).load()
     with torch.no_grad():
-        potentials = hmm.to(device, dtype).potentials()
-    model = HMMLanguageModel(
-        vocabulary, HMMDistributions(potentials, blocks), config.training.evaluation_context, memory or DEFAULT_MEMORY
-    )
+        distributions = HMMDistributions(hmm.to(device, dtype).potentials(), blocks)
+        if not distributions.is_finite():
+            raise CheckpointError(
+                f"{path / 'model.safetensors'} is damaged: its numbers are so large that probabilities overflow; "
+                "restore it or train again"
+            )
+    model = HMMLanguageModel(vocabulary, distributions, config.training.evaluation_context, memory or DEFAULT_MEMORY)
     model.folder = path
     return model
 

@@ -127,6 +127,38 @@ def test_hostile_tensors_are_refused(folder, tmp_path, kind):
     vlhmm.load_any(run)
 
 
+KINDS_OF_TRANSITIONS = (
+    (), ("--set", "model.within=low-rank"), ("--set", "model.transition=softmax"),
+    ("--set", "model.parameterization=scalar"), ("--set", "model.parameterization=scalar", "--set", "model.transition=softmax"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", KINDS_OF_TRANSITIONS, ids=lambda settings: " ".join(settings[1::2]) or "block-factored")
+def test_finite_weights_whose_products_overflow_are_refused(folder, tmp_path, settings):
+    """One flipped bit makes 1e38 of a weight. Without a manifest nothing sees it but the probabilities: NaN, or overflow."""
+    run = tmp_path / "run"
+    texts = [str(folder / "train.txt"), "--valid", str(folder / "valid.txt"), "--quiet"]
+    tiny = ["--preset", "tiny", "--states", "32", "--blocks", "4", "--epochs", "0.2", "--set", "training.calibrate=false"]
+    assert main(["train", *texts, *tiny, *settings, "--out", str(run)]) == 0
+    (run / "manifest.json").unlink()
+    whole, refused = load_file(run / "model.safetensors"), 0
+    for name, tensor in whole.items():
+        for value in (3e38, -3e38):
+            large = tensor.clone()
+            large.view(-1)[0] = value
+            save_file(whole | {name: large}, run / "model.safetensors")
+            try:
+                model = vlhmm.load(run)
+            except CheckpointError as error:
+                assert "overflow" in str(error)
+                refused += 1
+                continue
+            for text in ("the dog runs .", "the cats run .", "a big dog here"):
+                assert not np.isnan(model.score(text)), (name, value)
+            assert np.isfinite(model.next_word_probabilities(model.start(1)).numpy()).all(), (name, value)
+    assert refused or "model.parameterization=scalar" in settings  # free logits are in no product
+
+
 def test_sizes_beyond_the_files_are_refused_before_they_are_allocated(folder, tmp_path):
     run = tmp_path / "hmm"
     shutil.copytree(folder / "hmm", run)
