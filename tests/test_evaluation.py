@@ -1,5 +1,6 @@
 """Perplexity: its definition on a model whose probabilities are known, under both rules and any stream count."""
 
+import json
 import math
 import os
 
@@ -8,7 +9,9 @@ import pytest
 import torch
 
 from models import VOCABULARY, small_hmm
-from vlhmm.data.text import encode
+from vlhmm.cli.evaluate import described
+from vlhmm.config import to_json
+from vlhmm.data.text import Text, encode
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import ConfigError, DataError
 from vlhmm.evaluation.perplexity import evaluate, perplexity, token_log_probs
@@ -58,6 +61,17 @@ def test_report_counts_and_definitions():
     assert report.bits_per_token == pytest.approx(-sum(scores) / math.log(2) / 10)
     assert report.bits_per_byte == pytest.approx(-sum(scores) / math.log(2) / TEXT.num_bytes)
     assert TEXT.num_bytes == len("a b\nzebra <unk> c\n\na\n")
+
+
+def test_a_text_of_ids_without_words_has_no_bits_per_byte():
+    """Texts made of ids, by sampling or from lines, do not know their bytes."""
+    ids = Text(TEXT.tokens, TEXT.offsets, TEXT.num_oov, TEXT.num_unk, 0, TEXT.literal_unk)
+    for rule in ("reset", "carry"):
+        report, known = evaluate(Counting(), ids, rule), evaluate(Counting(), TEXT, rule)
+        assert math.isnan(report.bits_per_byte) and report.perplexity == known.perplexity
+    row = {"file": "ids", **report.to_dict()}
+    assert "bits a byte" not in described(row) and "nan" not in described(row)
+    assert json.loads(to_json(row))["bits_per_byte"] is None  # JSON has no NaN
 
 
 def test_impossible_text_is_infinite_not_nan():

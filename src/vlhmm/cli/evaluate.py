@@ -87,10 +87,11 @@ def run(args: argparse.Namespace) -> int:
 def described(r: dict[str, Any]) -> str:
     """A report for people."""
     streams = f" over {r['streams']} streams" if r["streams"] else ""
+    per_byte = f"{r['bits_per_byte']:.4f} bits a byte, " if r["bits_per_byte"] == r["bits_per_byte"] else ""  # NaN: not known
     return (
         f"{r['file']}  perplexity {r['perplexity']:.2f}  (context {r['context']}{streams})\n"
         f"  {r['sentences']:,} sentences, {r['words']:,} words, {r['tokens']:,} tokens with <eos>; "
         f"{r['oov']:,} OOV, {r['literal_unk']:,} literal <unk>; vocabulary {r['vocabulary_size']:,}\n"
         f"  log-probability {r['log_likelihood']:.1f} nats, {r['bits_per_token']:.4f} bits a token, "
-        f"{r['bits_per_byte']:.4f} bits a byte, perplexity without OOV {r['perplexity_without_oov']:.2f}"
+        f"{per_byte}perplexity without OOV {r['perplexity_without_oov']:.2f}"
     )
