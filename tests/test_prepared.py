@@ -121,6 +121,60 @@ def test_damage_is_noticed(texts, tmp_path, name):
         read_everything(tmp_path / "out")
 
 
+HOSTILE = ('"x"', "[]", "{}", "null", "-7", "1" + "0" * 30, "NaN", "true", "1.5", "9" * 5000, "[" * 50_000)
+
+
+@pytest.mark.parametrize("checksum", [True, False], ids=["with checksum", "without"])
+def test_every_field_of_prepared_json_has_a_type_and_a_range(texts, tmp_path, checksum, caplog):
+    prepare(texts[0], tmp_path / "out", shard_tokens=200)
+    path = tmp_path / "out/prepared.json"
+    about = json.loads(path.read_text())
+    if not checksum:  # of an older version
+        del about["checksum"]
+        path.write_text(json.dumps(about))
+        read_everything(tmp_path / "out")
+        assert "has no checksum" in caplog.text
+    fields = [(name,) for name in about if name != "sources"]
+    shard = about["shards"][0]
+    fields += [("shards", 0), *(("shards", 0, name) for name in shard), *(("shards", 0, "sha256", name) for name in shard["sha256"])]
+    for field in fields:
+        for value in HOSTILE:
+            copy = json.loads(json.dumps(about))
+            inside = copy
+            for key in field[:-1]:
+                inside = inside[key]
+            if json.dumps(inside[field[-1]]) == value:
+                continue  # no tokenizer: null
+            inside[field[-1]] = "@"
+            path.write_text(json.dumps(copy).replace('"@"', value))
+            if not checksum and field == ("counts_sha256",) and value == "null":
+                continue  # as in an older version: the counts are compared with the text alone
+            with pytest.raises(DataError) as error:
+                read_everything(tmp_path / "out")
+            assert len(str(error.value)) < 600 and "prepare" in str(error.value), (field, value)
+
+
+@pytest.mark.parametrize("name", ["oov", "bytes"])
+def test_changed_totals_are_noticed(texts, tmp_path, name):
+    """Nothing but the checksum of prepared.json can tell."""
+    prepare(texts[0], tmp_path / "out")
+    path = tmp_path / "out/prepared.json"
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps(about | {name: about[name] + 1}))
+    with pytest.raises(DataError, match="does not match its own checksum"):
+        PreparedText(tmp_path / "out")
+
+
+def test_counts_with_the_right_sum_are_noticed(texts, tmp_path):
+    prepare(texts[0], tmp_path / "out")
+    path = tmp_path / "out/counts.u64"
+    counts = np.fromfile(path, "<u8")
+    counts[[0, 1]] = counts[[1, 0]]
+    path.write_bytes(counts.tobytes())
+    with pytest.raises(DataError, match="does not match its checksum"):
+        read_everything(tmp_path / "out")
+
+
 def read_everything(path):
     text = PreparedText(path)
     return text.tokens, text.offsets, text.literal_unk, text.word_counts(len(text.vocabulary))

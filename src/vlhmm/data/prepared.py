@@ -6,6 +6,7 @@ docs/prepared.md has the layout, which any language can read. Knows nothing of m
 
 import hashlib
 import json
+import logging
 import os
 from array import array
 from collections import Counter
@@ -21,6 +22,7 @@ from vlhmm.data.text import Text, encode, read_lines
 from vlhmm.data.tokenizer import TokenVocabulary, encode_tokens, read_token_lines
 from vlhmm.data.vocabulary import EOS, UNK, Vocabulary
 from vlhmm.errors import ConfigError, DataError
+from vlhmm.limits import shortened
 
 FORMAT_VERSION = 1
 SHARD_TOKENS = 1 << 25
@@ -29,6 +31,7 @@ LINES_PER_CHUNK = 1 << 15
 _ABOUT = "prepared.json"
 _COUNTS = "counts.u64"
 _SPOOL = ".spool.part"
+logger = logging.getLogger(__name__)
 
 _Line = TypeVar("_Line")
 Progress = Callable[[str, int, int], None]  # (what is done, steps done, steps in all; 0: not known)
@@ -77,6 +80,7 @@ class PreparedText(Text):
             _sentences=about["sentences"],
             _tokens=about["tokens"],
             _checked=set(),
+            _counts_sha256=about.get("counts_sha256"),
         )
         for name, value in fields.items():
             object.__setattr__(self, name, value)  # frozen, as every Text
@@ -87,6 +91,7 @@ class PreparedText(Text):
     _sentences: int
     _tokens: int
     _checked: set[tuple[int, str]]
+    _counts_sha256: str | None
 
     @property
     def num_sentences(self) -> int:
@@ -189,6 +194,8 @@ class PreparedText(Text):
             counts = np.fromfile(path, dtype="<u8").astype(np.int64)
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}; {_AGAIN}") from None
+        if self._counts_sha256 is not None and _file_checksum(path) != self._counts_sha256:
+            raise DataError(f"{path} is damaged: it does not match its checksum; {_AGAIN}")
         if len(counts) != 2 * len(self.vocabulary) or counts[: len(self.vocabulary)].sum() != self.num_tokens:
             raise DataError(f"{path} is damaged: its counts do not add up to {self.num_tokens:,} tokens; {_AGAIN}")
         return counts.reshape(2, -1)
@@ -309,7 +316,8 @@ class PreparedWriter:
             self._close_shard()
         if self.counts[0].sum() == self.counts[0, self.vocabulary.eos]:
             raise DataError(f"{', '.join(self.sources) or 'the text'} holds nothing but empty lines, expected words")
-        write_atomically(self.path / _COUNTS, self.counts.astype("<u8").tobytes())
+        counts = self.counts.astype("<u8").tobytes()
+        write_atomically(self.path / _COUNTS, counts)
         about = {
             "format_version": FORMAT_VERSION,
             "id_type": f"uint{8 * self.id_type.itemsize}",
@@ -324,8 +332,10 @@ class PreparedWriter:
             "literal_unk": sum(shard.literal_unk for shard in self.shards),
             "bytes": self.totals["bytes"],
             "sources": list(self.sources),
+            "counts_sha256": hashlib.sha256(counts).hexdigest(),
             "shards": [shard._asdict() for shard in self.shards],
         }
+        about["checksum"] = _about_checksum(about)
         # last, so that a folder with one is whole
         write_atomically(self.path / _ABOUT, (json.dumps(about, indent=1) + "\n").encode())
 
@@ -509,24 +519,67 @@ def _chunks(lines: Iterable[_Line]) -> Iterator[list[_Line]]:
 
 
 _AGAIN = "prepare the text again with vlhmm prepare"
-_FIELDS = ("id_type", "vocabulary_sha256", "tokens", "sentences", "oov", "literal_unk", "bytes", "shards")
+_COUNT_FIELDS = ("vocabulary_size", "eos", "unk", "tokens", "sentences", "oov", "literal_unk", "bytes")
+_SHARD_COUNTS = ("tokens", "sentences", "literal_unk")
+_ENDINGS = ("ids", "ends", "unk")
+_MAX_COUNT = 1 << 53
 
 
 def _read_about(path: Path) -> dict[str, Any]:
+    """The content of prepared.json, every field of the expected type and range."""
     file = path / _ABOUT
     try:
         about = json.loads(file.read_text(encoding="utf-8"))
         version = about["format_version"]
     except FileNotFoundError:
         raise DataError(f"{path} is no prepared text: it has no {_ABOUT}; make one with vlhmm prepare") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file} is damaged ({error}); {_AGAIN}") from None
-    if version != FORMAT_VERSION:
-        raise DataError(f"{file} has format version {version!r}, this vlhmm reads {FORMAT_VERSION}; {_AGAIN}")
-    missing = [name for name in _FIELDS if name not in about]
-    if missing or about["id_type"] not in ("uint16", "uint32"):
-        raise DataError(f"{file} is damaged: {missing[0] if missing else 'id_type'} is missing or unknown; {_AGAIN}")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"{file} is damaged ({shortened(error, 80)}); {_AGAIN}") from None
+    if type(version) is not int or version != FORMAT_VERSION:
+        raise DataError(f"{file} has format version {shortened(version)}, this vlhmm reads {FORMAT_VERSION}; {_AGAIN}")
+    if "checksum" not in about:
+        logger.warning(f"{file} has no checksum: it was written by an older vlhmm and cannot be checked for damage")
+    elif about["checksum"] != _about_checksum(about):
+        raise DataError(f"{file} is damaged: it does not match its own checksum; {_AGAIN}")
+    if wrong := _wrong_field(about):
+        raise DataError(f"{file} is damaged: {wrong} is missing, unknown or out of range; {_AGAIN}")
     return about
+
+
+def _about_checksum(about: dict[str, Any]) -> str:
+    rest = {name: value for name, value in about.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _wrong_field(about: dict[str, Any]) -> str | None:
+    """The name of a field that is not what it should be; None if all are."""
+
+    def is_count(value: object) -> bool:
+        return type(value) is int and 0 <= value < _MAX_COUNT
+
+    def is_checksum(value: object) -> bool:
+        return isinstance(value, str) and len(value) == 64 and value.isascii() and value.isalnum()
+
+    for name in _COUNT_FIELDS:
+        if not is_count(about.get(name)) and not (name == "unk" and about.get(name) == -1):  # ids have no <unk>
+            return name
+    if about.get("id_type") not in ("uint16", "uint32"):
+        return "id_type"
+    for name in ("vocabulary_sha256", "tokenizer", "counts_sha256"):
+        if not is_checksum(about.get(name)) and not (name != "vocabulary_sha256" and about.get(name) is None):
+            return name
+    if not isinstance(about.get("shards"), list):
+        return "shards"
+    for number, shard in enumerate(about["shards"]):
+        if not isinstance(shard, dict) or shard.keys() != {*_SHARD_COUNTS, "sha256"}:
+            return f"shards[{number}]"
+        sums = shard["sha256"]
+        if not isinstance(sums, dict) or sums.keys() != {*_ENDINGS} or not all(map(is_checksum, sums.values())):
+            return f"shards[{number}].sha256"
+        for name in _SHARD_COUNTS:
+            if not is_count(shard[name]):
+                return f"shards[{number}].{name}"
+    return None
 
 
 def _digest(about: dict[str, Any]) -> str:
