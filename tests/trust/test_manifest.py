@@ -295,6 +295,19 @@ def test_a_finished_run_whose_model_is_gone_is_not_called_finished(run, texts, d
     assert check_manifest(run)
 
 
+def test_a_damaged_line_on_the_calibration_is_named(run, texts, capsys):
+    path = run / "journal.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    number = next(i for i, line in enumerate(lines) if '"calibrated"' in line)
+    for damage in (("valid", "walid"), ("seconds", "sceonds"), ('"valid": ', '"valid": []}'), ("{", "[")):
+        path.write_text("".join([*lines[:number], lines[number].replace(*damage, 1), *lines[number + 1 :]]))
+        assert train(texts, run) == 2, damage
+        error = capsys.readouterr().err
+        assert "journal.jsonl" in error and "Traceback" not in error
+    path.write_text("".join(lines))
+    assert train(texts, run) == 0
+
+
 def test_an_older_run_goes_on_and_gets_a_manifest(run, texts, caplog):
     (run / "manifest.json").unlink()
     assert train(texts, run) == 0

@@ -20,7 +20,7 @@ from vlhmm.clustering.blocks import Blocks
 from vlhmm.data.atomic_io import owned_folder
 from vlhmm.data.batches import Batch
 from vlhmm.data.corpora import Corpus
-from vlhmm.errors import TrainingError
+from vlhmm.errors import CheckpointError, TrainingError
 from vlhmm.evaluation.perplexity import perplexity
 from vlhmm.hmm import DropoutMask
 from vlhmm.malloc import kept_memory
@@ -236,6 +236,11 @@ class Trainer:
         calibrated = bool(events) and self.folder.calibration() is not None
         self.ranks.wait()  # all have looked, and the best model is written
         if calibrated:
+            if not all(type(events[0].get(name)) in (int, float) for name in ("valid", "seconds")):
+                raise CheckpointError(
+                    f"{self.folder.journal_path} is damaged: its line on the calibration has no numbers; restore it, or "
+                    "remove that line to calibrate again"
+                )
             return events[0]
         self.log("calibrating on the validation text")
         device = next(self.hmm.parameters()).device
