@@ -3,9 +3,15 @@
     python -m benchmarks.fuzz --cases 100000 --seed 0 --record benchmarks/results/fuzz.json
 
 A case passes if it is answered, or refused with a `VlhmmError` (on the command line: one of the exit codes 0, 1, 2 and
-130, and no traceback), within its time limit. A corrupted file of a folder with a manifest must be refused, unless the
-model that is loaded gives the score it gave before. Failures are printed with what is needed to repeat them; those that
-were found and mended are kept in tests/trust/findings.json, which the test suite replays.
+130, and no traceback), within its time limit. No answer may be wrong in silence:
+
+    corrupted files     a model with a manifest gives the score it gave before, or is refused
+    checkpoints         a run that goes on ends in the bits of one that nothing disturbed, or is refused
+    prepared texts      `vlhmm evaluate` reports what it reported before, or refuses
+    texts               scores are no NaN and at most 0, one per line, and `vlhmm evaluate` reports their sum
+
+Failures are printed with what is needed to repeat them; those that were found and mended are kept in
+tests/trust/findings.json, which the test suite replays.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ import argparse
 import collections
 import contextlib
 import gzip
+import importlib.util
 import io
 import json
 import logging
@@ -30,6 +37,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import vlhmm
+from benchmarks import machine
 from vlhmm.baselines.kneser_ney import KneserNey
 from vlhmm.cli import numbers
 from vlhmm.cli.main import main as command
@@ -38,12 +46,13 @@ from vlhmm.clustering.paths import read_paths
 from vlhmm.config import override
 from vlhmm.constraints.constraint import compile_constraint, must_contain, parse_constraint, regex
 from vlhmm.data.atomic_io import write_atomically
-from vlhmm.data.manifest import MODEL_FILES
+from vlhmm.data.manifest import MODEL_FILES, check_manifest
 from vlhmm.data.text import read_lines
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import VlhmmError
 from vlhmm.lattice.template import parse_template
 from vlhmm.training.config import RunConfig
+from vlhmm.training.run_folder import RunFolder
 
 LIMIT = 30.0  # seconds a case
 WORDS = ("the", "big", "small", "cat", "dog", "cats", "dogs", "here", "there", "runs", "run", ".")
@@ -65,6 +74,8 @@ class World(NamedTuple):
     folder: Path
     scores: dict[str, float]
     vocabulary: Vocabulary
+    resumed: dict[str, bytes] = {}  # what the run that was stopped halfway ends in
+    prepared: dict[str, Any] = {}  # what `vlhmm evaluate` says of the prepared text
 
 
 class Failure(NamedTuple):
@@ -75,8 +86,17 @@ class Failure(NamedTuple):
     why: str
 
 
+HALF = ["--preset", "tiny", "--states", "16", "--blocks", "4", "--epochs", "2", "--set", "training.calibrate=true",
+        "--set", "training.checkpoint_seconds=0.001", "--set", "training.batch_tokens=128"]  # fmt: skip
+RESULTS = ("model.safetensors", "calibration.json", "config.json", "vocabulary.txt", "blocks.tsv")
+
+
 def make_world(folder: Path) -> World:
-    """Train an HMM, Kneser-Ney, a feed-forward network and a mixture on a few hundred sentences: seconds."""
+    """Train models of every kind and a run stopped halfway, on a few hundred sentences: seconds.
+
+    An HMM over words, one over the ids of a tokenizer where tokenizers is installed, Kneser-Ney, a feed-forward network, a
+    mixture; and a prepared text.
+    """
     draw = random.Random(0)
 
     def sentences(count: int) -> str:
@@ -98,14 +118,74 @@ def make_world(folder: Path) -> World:
         "ff": ["baseline", "ff", *texts, *small],
         "mix": ["mix", str(folder / "hmm"), str(folder / "kn"), "--valid", str(folder / "valid.txt"), "--quiet"],
     }
+    if importlib.util.find_spec("tokenizers"):
+        write_tokenizer(folder / "tokenizer.json")
+        runs["ids"] = ["train", *texts, *tiny, "--tokenizer", str(folder)]
+    runs["prepared"] = ["prepare", str(folder / "valid.txt"), "--vocab", str(folder / "hmm" / "vocabulary.txt"), "--quiet"]
     scores = {}
     for kind, arguments in runs.items():
-        with contextlib.redirect_stdout(io.StringIO()):
-            code = command([*arguments, "--out", str(folder / kind)])
-        if code:
-            raise SystemExit(f"cannot make the models to fuzz: vlhmm {arguments[0]} ended with {code}")
-        scores[kind] = score_of(folder / kind)
-    return World(folder, scores, Vocabulary.read(folder / "hmm" / "vocabulary.txt"))
+        run_command([*arguments, "--out", str(folder / kind)])
+        if kind != "prepared":
+            scores[kind] = score_of(folder / kind)
+    world = World(folder, scores, Vocabulary.read(folder / "hmm" / "vocabulary.txt"))
+    with stopped_at_checkpoint(3):
+        run_command(half_run(world, folder / "half"), expected=130)
+    shutil.copytree(folder / "half", folder / "whole")
+    run_command(half_run(world, folder / "whole"))
+    reported = json.loads(run_command(["evaluate", str(folder / "hmm"), str(folder / "prepared"), "--format", "json"]))
+    return world._replace(
+        resumed={name: (folder / "whole" / name).read_bytes() for name in RESULTS}, prepared=without_names(reported)
+    )
+
+
+def run_command(arguments: list[str], expected: int = 0) -> str:
+    """Run a command that must end with one exit code; its standard output."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = command(arguments)
+    if code != expected:
+        raise SystemExit(f"cannot make the models to fuzz: vlhmm {arguments[0]} ended with {code}, expected {expected}")
+    return out.getvalue()
+
+
+def half_run(world: World, out: Path) -> list[str]:
+    """The command that trains a run, and goes on with it."""
+    folder = world.folder
+    return ["train", str(folder / "train.txt"), "--valid", str(folder / "valid.txt"), "--quiet", *HALF, "--out", str(out)]
+
+
+@contextlib.contextmanager
+def stopped_at_checkpoint(number: int) -> Iterator[None]:
+    """Send this process SIGTERM when so many checkpoints are written."""
+    real, count = RunFolder.save_checkpoint, [0]
+
+    def save(self: RunFolder, state: dict[str, Any], tensors: dict[str, Any]) -> None:
+        real(self, state, tensors)
+        count[0] += 1
+        if count[0] == number:
+            signal.raise_signal(signal.SIGTERM)
+
+    RunFolder.save_checkpoint = save  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        RunFolder.save_checkpoint = real  # type: ignore[method-assign]
+
+
+def without_names(report: dict[str, Any]) -> dict[str, Any]:
+    """A report of `vlhmm evaluate` without the paths in it."""
+    return {name: value for name, value in report.items() if name not in ("file", "run")}
+
+
+def write_tokenizer(path: Path) -> None:
+    """A tokenizer of whole words."""
+    import tokenizers
+
+    ids = {word: number for number, word in enumerate(("</s>", "<unk>", *WORDS))}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.save(str(path))
 
 
 def score_of(run: Path) -> float:
@@ -164,16 +244,27 @@ def _mutation(draw: random.Random, content: bytes) -> bytes:
 
 
 def corrupted_file(draw: random.Random, world: World, note: list[str]) -> str:
-    kind = draw.choice(("hmm", "hmm", "hmm", "kn", "ff", "mix"))
+    kinds = [kind for kind in ("hmm", "hmm", "hmm", "ids", "kn", "ff", "mix") if kind in world.scores]
+    kind = draw.choice(kinds)
     with copied(world.folder / kind) as run:
         inside = [path for path in run.rglob("*") if path.is_file() and path.name != "journal.jsonl"]
         inside = [path for path in inside if path.name in MODEL_FILES or path.name == "manifest.json"]
         path = draw.choice(sorted(inside))
         whole = path.read_bytes()
-        changed = mutated(draw, whole)
+        other = world.folder / draw.choice(kinds) / path.name
         with_manifest = draw.random() < 0.5
         note.append(f"{kind}/{path.relative_to(run)} {'with' if with_manifest else 'without'} manifest")
-        path.write_bytes(changed)
+        if draw.random() < 0.05:
+            note.append("gone")
+            path.unlink()
+            changed = None
+        elif draw.random() < 0.05 and other.is_file():
+            note.append(f"that of {other.parent.name}")
+            changed = other.read_bytes()
+        else:
+            changed = mutated(draw, whole)
+        if changed is not None:
+            path.write_bytes(changed)
         if not with_manifest:
             for manifest in run.rglob("manifest.json"):
                 manifest.unlink()
@@ -186,12 +277,93 @@ def corrupted_file(draw: random.Random, world: World, note: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def copied(run: Path) -> Iterator[Path]:
+def copied(run: Path, checkpoint: bool = False) -> Iterator[Path]:
     """A copy of a run for one case."""
     with tempfile.TemporaryDirectory(prefix="vlhmm-fuzz-") as name:
         target = Path(name) / "run"
-        shutil.copytree(run, target, ignore=shutil.ignore_patterns("checkpoint"))
+        shutil.copytree(run, target, ignore=None if checkpoint else shutil.ignore_patterns("checkpoint"))
         yield target
+
+
+def corrupt_one(draw: random.Random, folder: Path, note: list[str], names: Callable[[Path], bool] = lambda _: True) -> None:
+    """Change one file of a folder, or remove it."""
+    path = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file() and names(path)))
+    gone = draw.random() < 0.1
+    note.append(f"{path.relative_to(folder)}{' gone' if gone else ''}")
+    content = path.read_bytes()
+    path.unlink()
+    if not gone:
+        path.write_bytes(mutated(draw, content))
+
+
+def outcome_of(arguments: list[str], stdin: bytes = b"") -> tuple[int, str]:
+    """(exit code, standard output) of a command; an AssertionError for a traceback, another code or no error line."""
+    out, err, before = io.StringIO(), io.StringIO(), sys.stdin
+    sys.stdin = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code: Any = command(arguments)
+    except SystemExit as ended:
+        code = ended.code or 0
+    finally:
+        sys.stdin = before
+    said = err.getvalue()
+    if code not in (0, 1, 2, 130):
+        raise AssertionError(f"exit code {code}")
+    if "Traceback" in said or (code == 2 and (not said.strip() or len(said.splitlines()[-1]) > 2000)):
+        raise AssertionError(f"exit code {code}, standard error {said[-300:]!r}")
+    return code, out.getvalue()
+
+
+def checkpoint(draw: random.Random, world: World, note: list[str]) -> str:
+    """One file of a run that was stopped halfway, or had ended, is damaged, and the same command is given again."""
+    kind = draw.choice(("half", "half", "whole"))
+    note.append(kind)
+    with copied(world.folder / kind, checkpoint=True) as run:
+        corrupt_one(draw, run, note)
+        code, _ = outcome_of(half_run(world, run))
+        if code:
+            return "refused"
+        for name, content in world.resumed.items():
+            if (run / name).read_bytes() != content:
+                raise AssertionError(f"training goes on in silence to another {name}")
+        check_manifest(run)
+    return "answered"
+
+
+def prepared_text(draw: random.Random, world: World, note: list[str]) -> str:
+    """One file of a prepared text is damaged, and the text is evaluated."""
+    with copied(world.folder / "prepared") as text:
+        corrupt_one(draw, text, note)
+        code, out = outcome_of(["evaluate", str(world.folder / "hmm"), str(text), "--format", "json", "--quiet"])
+        if code:
+            return "refused"
+        if without_names(json.loads(out)) != world.prepared:
+            raise AssertionError(f"a changed text is evaluated in silence: {out[:300]}")
+    return "answered"
+
+
+def hostile_text(draw: random.Random, world: World, note: list[str]) -> str:
+    """A text with odd encodings, control characters and long lines is scored from a file and from standard input."""
+    content = b"\n".join(text_bytes(draw) for _ in range(draw.choice((1, 1, 2))))
+    run = str(world.folder / draw.choice(sorted(world.scores)))
+    note.append(f"{Path(run).name} {content[:300]!r}")
+    with tempfile.TemporaryDirectory(prefix="vlhmm-fuzz-") as name:
+        path = Path(name) / ("text.gz" if content[:2] == b"\x1f\x8b" else "text.txt")
+        path.write_bytes(content)
+        evaluated, report = outcome_of(["evaluate", run, str(path), "--context", "reset", "--format", "json", "--quiet"])
+    code, out = outcome_of(["score", run, "--format", "jsonl", "--quiet"], content)
+    if code or evaluated:
+        return "refused"
+    rows = [json.loads(line) for line in out.splitlines()]
+    values = [-math.inf if row["log_prob"] == "-inf" else row["log_prob"] for row in rows]
+    if not all(value <= 1e-9 for value in values):  # a NaN is not
+        raise AssertionError(f"scores {values[:5]}")
+    reported = json.loads(report)
+    total = reported["log_likelihood"] if reported["log_likelihood"] not in (None, "-inf") else -math.inf
+    if vlhmm.load_any(run).rule == "reset" and not math.isclose(math.fsum(values), total, rel_tol=1e-4, abs_tol=1e-3):
+        raise AssertionError(f"the lines sum to {math.fsum(values)}, the text has {total}")
+    return "answered"
 
 
 OPTIONS = {
@@ -229,22 +401,9 @@ def command_line(draw: random.Random, world: World, note: list[str]) -> str:
             value = str(int(value) % 50 if int(value) < 10**9 else int(value))  # what is allowed need not be large
         arguments += [option] if option == "--accept" else [option + "=" + value]
     note.append(repr(arguments))
-    stdin = io.TextIOWrapper(io.BytesIO(text_bytes(draw)), encoding="utf-8")
-    out, err, before = io.StringIO(), io.StringIO(), sys.stdin
     with tempfile.TemporaryDirectory(prefix="vlhmm-fuzz-") as name, contextlib.chdir(name):
-        sys.stdin = stdin
-        try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                code: Any = command(arguments)
-        except SystemExit as ended:
-            code = ended.code
-        finally:
-            sys.stdin = before
-    if code not in (0, 1, 2, 130, None):
-        raise AssertionError(f"exit code {code}")
-    if "Traceback" in err.getvalue() or (code == 2 and not err.getvalue().strip()):
-        raise AssertionError(f"exit code {code}, standard error {err.getvalue()[-300:]!r}")
-    return "answered" if not code else "refused"
+        code, _ = outcome_of(arguments, text_bytes(draw))
+    return "refused" if code else "answered"
 
 
 def text_bytes(draw: random.Random) -> bytes:
@@ -368,9 +527,12 @@ def input_of(draw: random.Random, kind: str, world: World) -> str:
 
 
 KINDS: dict[str, tuple[float, Callable[[random.Random, World, list[str]], str]]] = {
-    "parsers": (0.75, parser_input),
-    "corrupted files": (0.17, corrupted_file),
+    "parsers": (0.64, parser_input),
+    "corrupted files": (0.2, corrupted_file),
     "command lines": (0.08, command_line),
+    "texts": (0.04, hostile_text),
+    "prepared texts": (0.03, prepared_text),
+    "checkpoints": (0.01, checkpoint),
 }
 
 
@@ -457,13 +619,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=numbers.seed, default=0, help="of everything drawn (default: 0)")
     parser.add_argument("--record", metavar="FILE", help="write the counts there, as JSON")
     args = parser.parse_args(arguments)
+    about = {
+        "command": f"python -m benchmarks.fuzz --cases {args.cases} --seed {args.seed}",
+        "commit": machine.commit(),
+        "machine": machine.describe(),
+    }
     logging.disable(logging.WARNING)  # folders without a manifest say so
     with tempfile.TemporaryDirectory(prefix="vlhmm-fuzz-") as name:
         world = make_world(Path(name))
 
         def keep(record: dict[str, Any]) -> None:
             if args.record:
-                write_atomically(args.record, (json.dumps(record, indent=2) + "\n").encode())
+                write_atomically(args.record, (json.dumps(about | record, indent=2) + "\n").encode())
 
         def progress(record: dict[str, Any]) -> None:
             keep(record)
@@ -471,7 +638,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         record = fuzz(args.cases, args.seed, world, progress)
     keep(record)
-    print(json.dumps(record, indent=2))
+    print(json.dumps(about | record, indent=2))
     return 1 if record["failures"] else 0
 
 
