@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vlhmm.cli.common import add_format, add_machine_options, note_to, setup
+from vlhmm.cli.common import add_format, add_machine_options, log_to, setup
 from vlhmm.cli.main import Parser, run_program
 
 EPILOG = """\
@@ -124,7 +124,7 @@ def run_all(args: argparse.Namespace, sizes: Any) -> int:
     from benchmarks.run import run_bench
     from vlhmm.data.atomic_io import write_atomically
 
-    note = note_to(args.quiet)
+    note = log_to(args.quiet)
     row = run_bench(
         sizes,
         corpus=args.corpus,
@@ -156,7 +156,7 @@ def run_queries(args: argparse.Namespace, sizes: Any) -> int:
     from vlhmm.data.atomic_io import write_atomically
     from vlhmm.errors import ConfigError
 
-    note, began = note_to(args.quiet), time.monotonic()
+    note, began = log_to(args.quiet), time.monotonic()
     if args.run_folder:
         import vlhmm
 

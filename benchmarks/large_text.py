@@ -25,7 +25,7 @@ import numba
 import numpy as np
 
 from benchmarks.machine import describe
-from vlhmm.cli.common import note_to
+from vlhmm.cli.common import log_to
 from vlhmm.cli.numbers import duration, tokens
 from vlhmm.data.atomic_io import write_atomically
 from vlhmm.data.prepared import PreparedText, PreparedWriter
@@ -276,7 +276,7 @@ def main() -> int:
     settings = {name: getattr(args, name) for name in ("tokens", "text_tokens", "evaluate_tokens", "vocab", "states")}
     settings |= {name: getattr(args, name) for name in ("blocks", "sweeps", "em_tokens", "rounds", "seed")}
     settings["train_seconds"] = args.train_time
-    note = note_to(False)
+    note = log_to(False)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(args.folder or scratch)
         folder.mkdir(parents=True, exist_ok=True)

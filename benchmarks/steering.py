@@ -27,7 +27,7 @@ from torch import Tensor
 
 import vlhmm
 from benchmarks.steering_tasks import SAMPLED_NOUNS, TEMPLATE, Task, keyword_tasks, other_tasks, prompt_of
-from vlhmm.cli.common import interruptible, note_to
+from vlhmm.cli.common import interruptible, log_to
 from vlhmm.cli.main import Parser, run_program
 from vlhmm.cli.numbers import count, duration, real, tokens
 from vlhmm.data.atomic_io import write_atomically
@@ -348,7 +348,7 @@ def run(args: argparse.Namespace) -> int:
     if args.threads:
         torch.set_num_threads(args.threads)
     torch.set_flush_denormal(True)
-    note, began = note_to(args.quiet), time.monotonic()
+    note, began = log_to(args.quiet), time.monotonic()
     bench = Bench(args, note)
     keywords, others = keyword_tasks(args.prompts), other_tasks(args.others)
     tasks = sorted(keywords, key=lambda t: t.name) + others

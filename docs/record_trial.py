@@ -1,4 +1,4 @@
-"""Keeps what a trial showed: `python docs/record_trial.py RUN exp-NAME 'COMMAND' 'NOTE'` -> results/exp-NAME.json, .jsonl.
+"""Keeps what a trial showed: `python docs/record_trial.py RUN exp-NAME 'COMMAND' 'NOTE'` -> results/trials/exp-NAME.json, .jsonl.
 
 Numbers come from the run's own journal and settings, the command and the note from you. Run it in the checkout that
 trained the run, for the commit's sake.
@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.machine import commit, describe
 from vlhmm.data.atomic_io import write_atomically
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
+RESULTS = Path(__file__).resolve().parent.parent / "results" / "trials"
 
 
 def trial(run: Path, name: str, command: str, note: str) -> dict:

@@ -23,8 +23,8 @@ HOW = {
 PAPER = {1024: "213.25", 8192: "150.22", 16384: "135.79"}  # valid, carried state; Chiu & Rush 2020, figure 4
 
 
-def record(name: str) -> dict[str, Any] | None:
-    path = ROOT / "results" / f"{name}.json"
+def record(name: str, folder: str = "results/trials") -> dict[str, Any] | None:
+    path = ROOT / folder / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
@@ -47,7 +47,7 @@ def runs_table() -> str:
 
 def bench_table() -> str:
     """What `python -m benchmarks` measured."""
-    bench = record("bench")
+    bench = record("bench", "benchmarks/results")
     if bench is None:
         return "Not measured yet."
 
@@ -73,7 +73,7 @@ def bench_table() -> str:
         ("scoring a long text at 2^15 states", shown("scoring_tokens_per_s", "{:,.0f} tokens/s")),
         ("its largest difference from the log-space reference, nats a token", shown("scoring_max_abs_diff", "{:.1e}")),
     ]  # fmt: skip
-    asked = record("bench-queries")
+    asked = record("bench-queries", "benchmarks/results")
     if asked is not None:  # by `python -m benchmarks queries`
         rows += [
             ("queries at 2^15 states: next word after a context", f"{asked['next_ms']:.0f} ms"),
@@ -86,7 +86,7 @@ def bench_table() -> str:
 
 def short_bench_table() -> str:
     """Four numbers of it, for the README."""
-    bench, asked = record("bench") or {}, record("bench-queries") or {}
+    bench, asked = record("bench", "benchmarks/results") or {}, record("bench-queries", "benchmarks/results") or {}
     rows = [
         ("training at 2^15 states against torch's 2×256 LSTM, 8,192 tokens per step", bench.get("block_factored_vs_lstm"), "{:.1f}×"),
         ("training at 2^15 states against a naive dense program (extrapolated)", bench.get("block_factored_vs_naive"), "{:,.0f}×"),

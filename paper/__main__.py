@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vlhmm.cli.common import add_machine_options, clock, interruptible, note_to, setup
+from vlhmm.cli.common import add_machine_options, clock, interruptible, log_to, setup
 from vlhmm.cli.main import Parser, run_program
 from vlhmm.cli.numbers import duration
 
@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--time-limit", type=duration, metavar="T", help="stop cleanly after 90s, 15m, 1.5h; rerun to go on"
     )
     parser.add_argument("--runs", metavar="DIR", default="runs/reproduce", help="models (default: runs/reproduce)")
-    parser.add_argument("--results", metavar="DIR", default="results", help="records (default: results)")
+    parser.add_argument("--results", metavar="DIR", default="results/rows", help="records (default: results/rows)")
     parser.add_argument("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie (default: $VLHMM_DATA)")
     parser.add_argument("--format", choices=("text", "json", "markdown"), default="text", help="default: text")
     parser.add_argument("--plot", metavar="FILE.png", help="draw it (needs the extra plots)")
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     code = 0 if args.render or not tasks else train_missing(args, tasks, store)
     values = [render.row_values(row, store, args.seed) for row in rows]
-    note = note_to(args.quiet)
+    note = log_to(args.quiet)
     if args.plot:
         render.plot(args.table, values, rows, args.plot)
         note(f"wrote {args.plot}")
@@ -115,7 +115,7 @@ def train_missing(args: argparse.Namespace, tasks: list[Any], store: Any) -> int
     from paper.render import cost_lines
     from paper.run import Place, reproduce
 
-    note = note_to(args.quiet)
+    note = log_to(args.quiet)
     corpora = load_corpora(tasks, args.data_dir)
     limit = f"; this sitting ends after {clock(args.time_limit)}" if args.time_limit else ""
     note(f"{len(tasks)} {'run is' if len(tasks) == 1 else 'runs are'} missing{limit}")

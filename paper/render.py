@@ -281,7 +281,7 @@ SHORT_COLUMNS: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
     ("ours", lambda values: ours(values["context"])(values).replace("**", "")),
     ("context", lambda values: values["context"]),
     ("command", lambda values: f"`{values['command']}`"),
-    ("record", lambda values: f"[json](results/{values['run']}-seed{values['seed']}.json)"),
+    ("record", lambda values: f"[json](results/rows/{values['run']}-seed{values['seed']}.json)"),
 ]
 
 

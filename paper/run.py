@@ -286,7 +286,7 @@ def train_hmm(
         memory=place.memory,
         progress=seen,
         should_stop=place.should_stop,
-        note=place.note,
+        log=place.note,
         described={"train": corpus.name, "valid": None},
         teacher=teacher,
     )

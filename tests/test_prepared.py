@@ -87,7 +87,7 @@ def assert_arrays_equal(text, other):
 def test_words_beyond_the_limit_become_unk(tmp_path):
     (tmp_path / "t.txt").write_text("a b\nc a\nd d d\n")
     said: list[str] = []
-    prepared = prepare([tmp_path / "t.txt"], tmp_path / "out", max_types=3, note=said.append)
+    prepared = prepare([tmp_path / "t.txt"], tmp_path / "out", max_types=3, log=said.append)
     assert set(prepared.vocabulary.words) == {"a", "b", "c", "<eos>", "<unk>"}
     assert prepared.num_oov == 3 and "3 tokens" in said[0]
 

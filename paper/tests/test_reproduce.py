@@ -363,7 +363,7 @@ def test_an_interrupt_ends_with_130_and_a_record(cli, monkeypatch):
     monkeypatch.setattr("paper.run.train", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
     code, _, err = cli("table1", "--only", "hmm")
     assert code == 130 and "interrupted" in err
-    assert Store("results").get("toy-hmm", 0).status == "unfinished"
+    assert Store("results/rows").get("toy-hmm", 0).status == "unfinished"
 
 
 def test_the_list_and_what_is_not_in_it(cli):
@@ -427,7 +427,7 @@ def test_documents_are_filled_between_their_markers(cli):
 def test_this_checkouts_page_has_a_place_for_every_table():
     page = Path(__file__).parents[2] / "docs" / "reproduction.md"
     text = page.read_text(encoding="utf-8")
-    fresh = render.filled(text, page, Store(page.parents[1] / "results"), 0)
+    fresh = render.filled(text, page, Store(page.parents[1] / "results" / "rows"), 0)
     for name in tables.TABLES:
         assert f"<!-- paper {name} -->\n\n" in text
         for row in tables.table(name):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vlhmm.cli.common import note_to, verb_parser
+from vlhmm.cli.common import log_to, verb_parser
 from vlhmm.cli.numbers import count, seed
 from vlhmm.limits import MAX_STATES
 
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.writelines(f"{line}\n" for line in paths_lines(*content))
     if args.format == "json":
         print(json.dumps(_report(args, vocabulary, text, result), ensure_ascii=False))
-    note_to(args.quiet)(
+    log_to(args.quiet)(
         f"{len(vocabulary):,} types in {result.num_blocks} blocks: {result.ami_bits:.4f} bits "
         f"({result.brown_ami_bits:.4f} before {len(result.num_moves)} exchange sweeps), "
         f"{text.num_tokens:,} tokens, {result.seconds:.1f} s" + (f" -> {args.out}" if args.out else "")
@@ -155,7 +155,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
             kind = stage.split(" sweep")[0]
             if kind not in stages:
                 stages.append(kind)
-                note_to(quiet)(f"{kind}: {total:,} words")
+                log_to(quiet)(f"{kind}: {total:,} words")
 
         yield report
         return

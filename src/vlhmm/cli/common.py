@@ -77,7 +77,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def note_to(quiet: bool) -> Callable[[str], None]:
+def log_to(quiet: bool) -> Callable[[str], None]:
     """Says a line on standard error, unless quiet."""
     return (lambda line: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
 

@@ -13,7 +13,7 @@ from vlhmm.cli.options import (
     add_log_base,
     load_model,
     memory_of,
-    note_to,
+    log_to,
     on_line,
     query_parser,
 )
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         if args.summary:
             ResultWriter(args.format, single=True)({"method": args.method, **measures}, shown)
         else:
-            note_to(args.quiet)(shown)
+            log_to(args.quiet)(shown)
     return 0
 
 

@@ -13,7 +13,7 @@ from vlhmm.cli.common import (
     add_machine_options,
     clock,
     interruptible,
-    note_to,
+    log_to,
     setup,
     verb_parser,
 )
@@ -73,18 +73,18 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.evaluation.perplexity import evaluate
     from vlhmm.training.trainer import train
 
-    note = note_to(args.quiet)
+    log = log_to(args.quiet)
     corpus = load_corpus("sotu")
     assert corpus.test is not None  # a named corpus has all three splits
-    note(f"State of the Union: {corpus.train.num_tokens:,} training tokens, {len(corpus.vocabulary):,} words")
+    log(f"State of the Union: {corpus.train.num_tokens:,} training tokens, {len(corpus.vocabulary):,} words")
     with interruptible() as stop_asked, shown_progress(args.quiet, config) as progress:
         result = train(
             corpus, config, args.out, time_limit=args.time_limit, device=device, memory=args.memory,
-            progress=progress, should_stop=stop_asked, note=note, described={"train": "sotu"},
+            progress=progress, should_stop=stop_asked, log=log, described={"train": "sotu"},
         )  # fmt: skip
     if result.stopped_by == "interrupt":
         return 130
-    note("Kneser-Ney 5-gram, and its mixture with the HMM …")
+    log("Kneser-Ney 5-gram, and its mixture with the HMM …")
     mixture_folder = f"{args.out.rstrip('/')}-mixture"
     mixed = mix_with_kneser_ney(args.out, corpus, mixture_folder, "reset", args.memory, device)
     mixture = vlhmm.load_any(mixture_folder, memory=args.memory, device=device)

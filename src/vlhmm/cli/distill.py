@@ -11,7 +11,7 @@ from vlhmm.cli.common import (
     add_machine_options,
     clock,
     interruptible,
-    note_to,
+    log_to,
     setup,
     token_progress,
     verb_parser,
@@ -90,10 +90,10 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.steering.llm import open_llm
     from vlhmm.training.run_folder import RunFolder
 
-    note = note_to(args.quiet)
+    log = log_to(args.quiet)
     llm: Any = None
     if args.llm:
-        note(f"loading {args.llm}")
+        log(f"loading {args.llm}")
         llm = open_llm(args.llm, args.precision)
         vocabulary = llm.vocabulary
     else:
@@ -110,15 +110,15 @@ def run(args: argparse.Namespace) -> int:
                 seed=args.seed,
             )
             prompts = distill.read_prompts(args.prompts)
-            note(f"drawing {args.tokens:,} tokens after {len(prompts):,} prompts, kept in {folder}")
+            log(f"drawing {args.tokens:,} tokens after {len(prompts):,} prompts, kept in {folder}")
             with progress_of(args.quiet, "drawing", "tokens") as progress:
                 drawn = distill.draw_samples(llm, prompts, folder, args.tokens, settings, progress, stop_asked)
             if drawn < args.tokens:
-                note(f"stopped at {drawn:,} tokens; the same command goes on")
+                log(f"stopped at {drawn:,} tokens; the same command goes on")
                 return 130
             sources = [folder]
         samples = distill.read_samples(sources, vocabulary)
-        note(
+        log(
             f"{samples.num_tokens:,} tokens of samples: {samples.train.num_tokens:,} to train on, "
             f"{samples.valid.num_tokens:,} for validation, {samples.test.num_tokens:,} for the report"
         )
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
                 )
             llm_nats = -float(found.mean())
         elif llm is not None:
-            note("some samples do not say which prompt they answer; the LLM itself is left out of the report")
+            log("some samples do not say which prompt they answer; the LLM itself is left out of the report")
         llm = None  # its memory
         config = configured(args, samples.train.num_tokens)
         from vlhmm.cli.train import shown_progress
@@ -146,11 +146,11 @@ def run(args: argparse.Namespace) -> int:
                 device=device,
                 progress=shown,
                 should_stop=stop_asked,
-                note=note,
+                log=log,
                 described={"llm": args.llm, "samples": " ".join(map(str, sources))},
             )
     if result.stopped_by == "interrupt":
-        note(f"stopped at step {result.step} of {result.total_steps}; the same command goes on")
+        log(f"stopped at step {result.step} of {result.total_steps}; the same command goes on")
         return 130
     if result.best_valid == float("inf"):
         raise ConfigError("the time limit came before the first validation; the same command goes on")
@@ -220,7 +220,7 @@ def progress_of(quiet: bool, title: str, unit: str) -> Any:
             if now - shown < 20 or done == first[0]:
                 return
             shown, rate = now, (done - first[0]) / (now - began)
-            note_to(quiet)(
+            log_to(quiet)(
                 f"{title}: {done:,} of {total:,} {unit}  {rate:,.0f} {unit}/s  eta {clock((total - done) / rate)}"
             )
 

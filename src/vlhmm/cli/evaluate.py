@@ -9,7 +9,7 @@ from vlhmm.cli.common import (
     add_format,
     add_machine_options,
     load_run_texts,
-    note_to,
+    log_to,
     setup,
     token_progress,
     verb_parser,
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     reports = []
     for name, text in load_run_texts(model, args.files, args.data_dir):
         if rule != "reset" and text.num_sentences < args.streams:
-            note_to(args.quiet)(
+            log_to(args.quiet)(
                 f"{name}: {text.num_sentences} lines in {args.streams} streams, cut mid-line; lower --streams"
             )
         for context in ("reset", "carry") if rule == "both" else (rule,):

@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import Any
 
-from vlhmm.cli.common import note_to, verb_parser
+from vlhmm.cli.common import log_to, verb_parser
 from vlhmm.cli.numbers import count
 from vlhmm.cli.serve import add_server_options, make_server, serve
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         from vlhmm.server.export import export_page
 
         pages = export_page(server, args.export, args.top_states)
-        note_to(args.quiet)(f"{pages:,} files in {args.export}; open it through any web server")
+        log_to(args.quiet)(f"{pages:,} files in {args.export}; open it through any web server")
         return 0
 
     def open_page(address: str) -> None:

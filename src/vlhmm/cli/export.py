@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vlhmm.cli.options import ResultWriter, load_model, note_to, query_parser
+from vlhmm.cli.options import ResultWriter, load_model, log_to, query_parser
 
 EPILOG = """\
 The dense matrices: start (S,), transition (S, S), emission (S, V). They are large (2^15 states: over 5 GB),
@@ -48,11 +48,11 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.data.user_text import gibibytes
 
     model = load_model(args)
-    note = note_to(args.quiet)
+    log = log_to(args.quiet)
     size = export_bytes(model, args.kind or "npz")
-    note(f"{args.out} will take {gibibytes(size)}" + (": the dense matrices are large" if size > 1 << 30 else ""))
+    log(f"{args.out} will take {gibibytes(size)}" + (": the dense matrices are large" if size > 1 << 30 else ""))
     if model.rule == "reset" and args.kind != "ctrl-g":
-        note("the model restarts after every <eos>; the matrices describe one sentence")
+        log("the model restarts after every <eos>; the matrices describe one sentence")
     written = export(model, args.out, args.kind)
     record = {"out": str(written.path), "kind": written.kind, "bytes": written.num_bytes, "rule": model.rule}
     ResultWriter(args.format, single=True)(record, f"{written.path}\t{written.kind}\t{written.num_bytes:,} bytes")

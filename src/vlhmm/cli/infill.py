@@ -15,8 +15,8 @@ from vlhmm.cli.options import (
     constraint_of,
     load_model,
     memory_of,
-    note_oov,
-    note_to,
+    log_oov,
+    log_to,
     on_line,
     query_parser,
     texts_of,
@@ -70,18 +70,18 @@ def run(args: argparse.Namespace) -> int:
 
     constraint = constraint_of(args)
     model = load_model(args)
-    logs, note = LogBase(args), note_to(args.quiet)
+    logs, log = LogBase(args), log_to(args.quiet)
     several = args.text == "-"
     single = not several and args.mode != "sample"
     with ResultWriter(args.format, single) as answer:
         for number, words in texts_of(args.text, lambda text: model.vocabulary.split_around(text, MASK)):
-            note_oov(note, model.vocabulary, words)
+            log_oov(log, model.vocabulary, words)
             try:
                 ready = prepare(model, words, constraint, args.scope, not args.open, args.allow_eos, memory_of(args))
                 about = {"rule": model.rule, "log_base": logs.name, "evidence": logs(ready.log_evidence)}
                 if ready.log_constraint is not None:
                     about["constraint_log_prob"] = logs.number(ready.log_constraint)
-                    note(f"p(constraint | text) = {math.exp(ready.log_constraint):.3g}")
+                    log(f"p(constraint | text) = {math.exp(ready.log_constraint):.3g}")
                 _ANSWERS[args.mode](args, ready, logs, about, answer)
             except VlhmmError as error:
                 raise on_line(number, several, error) from None

@@ -13,8 +13,8 @@ from vlhmm.cli.options import (
     add_log_base,
     load_model,
     memory_of,
-    note_oov,
-    note_to,
+    log_oov,
+    log_to,
     query_parser,
 )
 
@@ -98,7 +98,7 @@ def _phrase(args: argparse.Namespace, model: Any, logs: LogBase, answer: ResultW
     from vlhmm.queries.information import phrase_probability
 
     phrase = " ".join(args.operands)
-    note_oov(note_to(args.quiet), model.vocabulary, model.vocabulary.split(args.context))
+    log_oov(log_to(args.quiet), model.vocabulary, model.vocabulary.split(args.context))
     with token_progress(args.quiet, "phrase") as progress:
         found = phrase_probability(
             model, phrase, args.words, args.context, not args.one_sentence, memory_of(args), progress

@@ -9,7 +9,7 @@ from vlhmm.cli.common import (
     add_format,
     add_machine_options,
     load_run_texts,
-    note_to,
+    log_to,
     setup,
     token_progress,
     verb_parser,
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_target(Path(args.out))
     parts = opened(args.runs, args.memory, device, Path(args.out))
-    rule = args.context or common_rule(parts, note_to(args.quiet))
+    rule = args.context or common_rule(parts, log_to(args.quiet))
     text, name = None, args.valid
     if args.valid:
         wanted = f"{args.valid}:valid" if is_corpus(args.valid) else args.valid
@@ -133,11 +133,11 @@ def opened(runs: list[str], memory: int | None, device: str, out: Any) -> list[P
     return [Part(name, folder, vlhmm.load_any(folder, memory=memory, device=device)) for name, folder in folders]
 
 
-def common_rule(parts: list[Part], note: Any) -> Any:
+def common_rule(parts: list[Part], log: Any) -> Any:
     """The models' context rule; reset, and a note, where they differ. An n-gram model has none of its own."""
     rules = {part.model.rule for part in parts if not hasattr(part.model, "levels")}
     if len(rules) > 1:
-        note("the models were trained under different context rules; the mixture restarts at every line (--context)")
+        log("the models were trained under different context rules; the mixture restarts at every line (--context)")
     return rules.pop() if len(rules) == 1 else "reset"
 
 

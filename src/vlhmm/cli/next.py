@@ -11,8 +11,8 @@ from vlhmm.cli.options import (
     ResultWriter,
     add_log_base,
     load_model,
-    note_oov,
-    note_to,
+    log_oov,
+    log_to,
     on_line,
     query_parser,
     texts_of,
@@ -52,11 +52,11 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.queries.left_to_right import next_distribution
 
     model = load_model(args, any_kind=True)
-    logs, note = LogBase(args), note_to(args.quiet)
+    logs, log = LogBase(args), log_to(args.quiet)
     several = args.context == "-"
     with ResultWriter(args.format, single=not several) as answer:
         for number, words in texts_of(args.context, model.vocabulary.split):
-            note_oov(note, model.vocabulary, words)
+            log_oov(log, model.vocabulary, words)
             try:
                 found = next_distribution(model, words)
                 best = found.top(args.top_k or None)

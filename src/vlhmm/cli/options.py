@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from vlhmm.cli.common import add_format, add_machine_options, note_to, setup, verb_parser
+from vlhmm.cli.common import add_format, add_machine_options, log_to, setup, verb_parser
 from vlhmm.config import to_json
 from vlhmm.errors import ConfigError, DataError, QueryError, VlhmmError
 from vlhmm.limits import digits, shortened
@@ -133,12 +133,12 @@ def on_line(number: int, several: bool, error: VlhmmError) -> VlhmmError:
     return type(error)(f"line {number}: {error}") if several else error
 
 
-def note_oov(note: Callable[[str], None], vocabulary: Any, words: Sequence[str]) -> None:
+def log_oov(log: Callable[[str], None], vocabulary: Any, words: Sequence[str]) -> None:
     """Says which words the model does not know."""
     unknown = [word for word in words if word not in vocabulary and not word.startswith("[MASK")]
     if unknown:
         shown = ", ".join(repr(word) for word in unknown[:5])
-        note(f"{len(unknown)} words beyond the vocabulary are read as <unk>: {shown}")
+        log(f"{len(unknown)} words beyond the vocabulary are read as <unk>: {shown}")
 
 
 class LogBase:
@@ -197,7 +197,7 @@ __all__ = [
     "load_model",
     "memory_of",
     "note_oov",
-    "note_to",
+    "log_to",
     "on_line",
     "query_parser",
     "texts_of",

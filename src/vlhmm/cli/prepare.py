@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from vlhmm.cli.common import note_to, verb_parser
+from vlhmm.cli.common import log_to, verb_parser
 from vlhmm.cli.numbers import count, tokens
 
 EPILOG = """\
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             args.min_count,
             shard_tokens=args.shard_tokens,
             max_types=args.max_types,
-            note=note_to(args.quiet),
+            log=log_to(args.quiet),
             progress=progress,
         )
     summary = {

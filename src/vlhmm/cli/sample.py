@@ -15,8 +15,8 @@ from vlhmm.cli.options import (
     constraint_of,
     load_model,
     memory_of,
-    note_oov,
-    note_to,
+    log_oov,
+    log_to,
     query_parser,
 )
 
@@ -73,14 +73,14 @@ def run(args: argparse.Namespace) -> int:
     model = load_model(args, any_kind=True)
     if constraint is not None and not has_hidden_states(model):
         raise ConfigError(without_states(model, args.run_folder, "a constrained sample"))
-    logs, note = LogBase(args), note_to(args.quiet)
-    note_oov(note, model.vocabulary, model.vocabulary.split(args.prompt))
+    logs, log = LogBase(args), log_to(args.quiet)
+    log_oov(log, model.vocabulary, model.vocabulary.split(args.prompt))
     about: dict[str, Any] = {}
     if constraint is not None:
         longest = 30 if args.max_tokens is None else args.max_tokens
         ready = constrained(model, args.prompt, constraint, longest, args.scope, memory_of(args))
         about = {"constraint_log_prob": logs.number(ready.log_constraint)}
-        note(f"p(constraint | prompt, an end in time) = {math.exp(ready.log_constraint):.3g}")
+        log(f"p(constraint | prompt, an end in time) = {math.exp(ready.log_constraint):.3g}")
         drawn = ready.draw(args.n, args.seed)
     else:
         drawn = sample(
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
         )
     if not drawn[0].exact:
-        note("temperature, top-k or top-p: these are not exact samples of the model")
+        log("temperature, top-k or top-p: these are not exact samples of the model")
     with ResultWriter(args.format) as answer:
         for text in drawn:
             record: dict[str, Any] = {

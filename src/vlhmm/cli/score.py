@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vlhmm.cli.options import LogBase, ResultWriter, add_log_base, load_model, note_to, query_parser
+from vlhmm.cli.options import LogBase, ResultWriter, add_log_base, load_model, log_to, query_parser
 
 EPILOG = """\
 FILE is a text, one sentence a line (.gz too); standard input without it. Lines are answered as they come
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             answer(record, text)
             sentences, tokens, oov = sentences + 1, tokens + scored.num_tokens, oov + scored.num_oov
             total += scored.log_prob
-    note_to(args.quiet)(
+    log_to(args.quiet)(
         f"{sentences:,} sentences, {tokens:,} tokens with <eos>, {oov:,} OOV, log-probability "
         f"{logs(total):.2f} (log base {logs.name}), context {model.rule}"
     )

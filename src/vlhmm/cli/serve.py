@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vlhmm.cli.common import add_machine_options, note_to, setup, verb_parser
+from vlhmm.cli.common import add_machine_options, log_to, setup, verb_parser
 from vlhmm.cli.numbers import count, real
 from vlhmm.errors import ConfigError
 
@@ -102,8 +102,8 @@ def make_server(args: argparse.Namespace, for_people: bool = False) -> Any:
     from vlhmm.server.app import Server
     from vlhmm.server.limits import Limits
 
-    note = note_to(args.quiet)
-    note(f"loading {args.run_folder}")
+    log = log_to(args.quiet)
+    log(f"loading {args.run_folder}")
     model = vlhmm.load_any(args.run_folder, memory=args.memory, device=device)
     tokens = args.max_prompt_tokens
     limits = Limits(
@@ -118,7 +118,7 @@ def make_server(args: argparse.Namespace, for_people: bool = False) -> Any:
     loopback = args.host in ("127.0.0.1", "localhost", "::1")
     if not loopback:
         warning = "" if key else "; nobody is asked for a key, set --api-key"
-        note(f"binding {args.host}: every machine that can reach this one can use the model{warning}")
+        log(f"binding {args.host}: every machine that can reach this one can use the model{warning}")
     return Server(model, name, args.run_folder, limits, key, loopback, for_people)
 
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vlhmm.cli.common import add_format, add_machine_options, note_to, setup, token_progress, verb_parser
+from vlhmm.cli.common import add_format, add_machine_options, log_to, setup, token_progress, verb_parser
 from vlhmm.errors import ConfigError, DataError
 
 EPILOG = """\
@@ -84,20 +84,20 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.steering.hmm import DEFAULT_MEMORY
     from vlhmm.steering.llm import open_llm
 
-    note = note_to(args.quiet)
+    log = log_to(args.quiet)
     memory = args.memory or DEFAULT_MEMORY
     prompts = [*args.prompt, *(read_prompts(args.prompts) if args.prompts else [])]
     constraint = constraint_of(args)
     model = load_hmm(args.run_folder, memory)
     check_budget(model, constraint, args.max_new_tokens)
-    note(f"loading {args.llm}")
+    log(f"loading {args.llm}")
     llm = open_llm(args.llm, args.precision)
     began = time.monotonic()
     with token_progress(args.quiet, "lookahead table") as progress:
         guide = guide_for(
             model, llm.tokenizer, constraint, args.max_new_tokens, llm.end_ids, memory, progress
         )
-    note(
+    log(
         f"{constraint.description}: {guide.automaton.num_states} automaton states, lookahead table of "
         f"{guide.table.nbytes / 1e6:.0f} MB in {time.monotonic() - began:.1f} s"
     )
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
             shown = str(record["text"]).replace("\\", "\\\\").replace("\n", "\\n")
             print(json.dumps(record, ensure_ascii=False) if args.format == "jsonl" else shown)
     nats = sum(-text.log_prob for text in texts) / sum(len(text.token_ids) for text in texts)
-    note(
+    log(
         f"{sum(text.satisfied for text in texts)} of {len(texts)} meet the constraint, {nats:.2f} nats per token under "
         f"the language model, {time.monotonic() - began:.1f} s"
     )

@@ -15,7 +15,7 @@ from vlhmm.cli.common import (
     clock,
     interruptible,
     load_training_corpus,
-    note_to,
+    log_to,
     print_settings,
     setup,
     verb_parser,
@@ -152,19 +152,19 @@ def run(args: argparse.Namespace) -> int:
     join(device)
     ranks = Ranks()
     args.quiet = args.quiet or not ranks.is_first
-    note = note_to(args.quiet)
+    log = log_to(args.quiet)
     vocabulary = given_vocabulary(args)
     args.max_vocab, args.min_count = config.max_vocab, config.min_count  # --set may have named them
     corpus = load_training_corpus(args, vocabulary)
-    note(
+    log(
         f"{corpus.name}: {corpus.train.num_tokens:,} training tokens, {corpus.valid.num_tokens:,} for validation, "
         f"{len(corpus.vocabulary):,} words, {corpus.train.num_oov:,} tokens out of vocabulary"
     )
-    config = chosen_for(args, corpus, config, note)
+    config = chosen_for(args, corpus, config, log)
     if args.extra:
         extra = read_text(args.extra, corpus.vocabulary)
         corpus = corpus._replace(extra=extra)
-        note(f"{args.extra}: {extra.num_tokens:,} extra tokens, {extra.num_oov:,} out of vocabulary")
+        log(f"{args.extra}: {extra.num_tokens:,} extra tokens, {extra.num_oov:,} out of vocabulary")
     blocks = given_blocks(args, config, corpus)
     teacher = given_teacher(args, config, corpus)
     if args.dry_run:
@@ -185,7 +185,7 @@ def run(args: argparse.Namespace) -> int:
             memory=args.memory,
             progress=progress,
             should_stop=stop_asked,
-            note=note,
+            log=log,
             blocks=blocks,
             described={"train": args.train, "valid": args.valid, "extra": args.extra, "guide": args.guide},
             teacher=teacher,
@@ -206,7 +206,7 @@ def run(args: argparse.Namespace) -> int:
         "seconds": round(result.seconds, 1),
     }
     if mixture and result.stopped_by != "interrupt" and summary["best_valid"]:
-        note("Kneser-Ney 5-gram, and its mixture with the HMM ...")
+        log("Kneser-Ney 5-gram, and its mixture with the HMM ...")
         summary["mixture"] = mix_with_kneser_ney(
             args.out, corpus, mixture, config.training.evaluation_context, args.memory, device, args.quiet
         )
@@ -330,7 +330,7 @@ def configured(args: argparse.Namespace, override: Callable, preset: Callable) -
     return override(preset(args.preset), changes)
 
 
-def chosen_for(args: argparse.Namespace, corpus: Any, config: Any, note: Callable[[str], None]) -> Any:
+def chosen_for(args: argparse.Namespace, corpus: Any, config: Any, log: Callable[[str], None]) -> Any:
     """The settings of a new run with what the command line leaves open chosen by the text; said and explained."""
     from vlhmm.training.defaults import configure_for, stored_settings, warnings_for
 
@@ -341,9 +341,9 @@ def chosen_for(args: argparse.Namespace, corpus: Any, config: Any, note: Callabl
         configured = configure_for(named_settings(args), corpus)
         config = configured.config
         for choice in configured.choices:
-            note(f"  {choice}")
+            log(f"  {choice}")
     for warning in warnings_for(corpus.train.num_tokens, config.model.num_states):
-        note(f"warning: {warning}")
+        log(f"warning: {warning}")
     return config
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vlhmm.cli.numbers import count
-from vlhmm.cli.options import ResultWriter, load_model, note_to, query_parser
+from vlhmm.cli.options import ResultWriter, load_model, log_to, query_parser
 
 EPILOG = """\
 The files of the run are checked against manifest.json first. Each check then compares two ways to one number that
@@ -43,12 +43,12 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.analysis.verify import verify
     from vlhmm.data.manifest import read_manifest
 
-    folder, note = Path(args.run_folder), note_to(args.quiet)
+    folder, log = Path(args.run_folder), log_to(args.quiet)
     model = load_model(args)  # which checks them, and refuses a damaged one
     listed = read_manifest(folder)
     files = {"manifest": listed is not None, "files": sorted(listed or {})}
     said = f"ok    {len(listed):,} files match manifest.json" if listed else "none  no manifest.json: files not checked"
-    checks = verify(model, args.texts, args.seed, lambda name: note(f"checking: {name}"))
+    checks = verify(model, args.texts, args.seed, lambda name: log(f"checking: {name}"))
     passed = all(check.passed for check in checks)
     record = {"passed": passed, **files, "checks": [{**check._asdict(), "passed": check.passed} for check in checks]}
     lines = [

@@ -365,7 +365,7 @@ def prepare(
     min_count: int = 1,
     shard_tokens: int = SHARD_TOKENS,
     max_types: int = MAX_TYPES,
-    note: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
     progress: Progress | None = None,
 ) -> PreparedText:
     """Read text files once and write them as one prepared text.
@@ -386,7 +386,7 @@ def prepare(
         sources = [display_name(path) for path in paths]
         if vocabulary is None:
             try:
-                _learn(_all_lines(paths), out, max_vocab, min_count, max_types, shard_tokens, sources, note, progress)
+                _learn(_all_lines(paths), out, max_vocab, min_count, max_types, shard_tokens, sources, log, progress)
             finally:
                 (out / _SPOOL).unlink(missing_ok=True)
         else:
@@ -418,7 +418,7 @@ def _learn(
     max_types: int,
     shard_tokens: int,
     sources: Sequence[str],
-    note: Callable[[str], None],
+    log: Callable[[str], None],
     progress: Progress | None,
 ) -> None:
     """Ids in order of appearance go to a spool file; when all words are counted they are renumbered into shards."""
@@ -442,7 +442,7 @@ def _learn(
             if progress:
                 progress("reading", done, 0)
     if ids.is_full:
-        note(
+        log(
             f"more than {max_types:,} distinct words: those first met later ({counts[_Provisional.BEYOND]:,} tokens) "
             "become <unk> without being counted; give --vocab or raise --max-types to have them"
         )

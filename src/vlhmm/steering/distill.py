@@ -306,7 +306,7 @@ def train_on_samples(
     device: str = "cpu",
     progress: Callable[[trainer.Status], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-    note: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
     described: dict[str, str | None] | None = None,
 ) -> trainer.TrainResult:
     """Train an HMM on the samples in a run's folder, or go on where it stopped."""
@@ -320,7 +320,7 @@ def train_on_samples(
         device=device,
         progress=progress,
         should_stop=should_stop,
-        note=note,
+        log=log,
         described=dict(described or {}),
     )
 

@@ -22,7 +22,7 @@ def make_blocks(
     tokens: np.ndarray | Text,
     vocabulary: Vocabulary,
     seed: int,
-    note: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> Blocks:
     """Which states may emit which words, from the training text."""
     vocab_size = len(vocabulary)
@@ -37,7 +37,7 @@ def make_blocks(
         block_of_word = frequency_blocks(word_counts, config.num_blocks)
     else:
         result = cluster_words(token_stream(tokens), vocab_size, config.num_blocks, sweeps=config.exchange_sweeps)
-        note(
+        log(
             f"{config.num_blocks} Brown clusters in {result.seconds:.1f} s, average mutual information {result.ami_bits:.3f} bits"
         )
         block_of_word = result.block_of_word

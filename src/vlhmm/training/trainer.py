@@ -72,7 +72,7 @@ def train(
     memory: int | None = None,
     progress: Callable[[Status], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-    note: Callable[[str], None] = logger.info,
+    log: Callable[[str], None] = logger.info,
     blocks: Blocks | None = None,
     described: dict[str, Any] | None = None,
     teacher: Teacher | None = None,
@@ -94,11 +94,11 @@ def train(
     folder = RunFolder(out) if ranks.is_first else OtherRunFolder(out)
     with owned_folder(folder.path) if ranks.is_first else nullcontext():
         with ranks.first_before_others():
-            blocks = open_run(folder, corpus, config, blocks, described or {}, note, hook)
+            blocks = open_run(folder, corpus, config, blocks, described or {}, log, hook)
         sitting = time.monotonic()
         if hook is not None:
-            corpus = hook.add_text(corpus, folder, note)
-        trainer = Trainer(corpus, config, folder, blocks, device, memory, hook, note)
+            corpus = hook.add_text(corpus, folder, log)
+        trainer = Trainer(corpus, config, folder, blocks, device, memory, hook, log)
         trainer.restore()
         stopped_by = trainer.run(stop, progress, sitting)
         best_valid, seconds, calibrated = trainer.at.plateau.best, trainer.at.seconds, False
