@@ -12,8 +12,8 @@ from vlhmm.cli.options import (
     ResultWriter,
     add_log_base,
     load_model,
-    memory_of,
     log_to,
+    memory_of,
     on_line,
     query_parser,
 )

@@ -12,9 +12,9 @@ from vlhmm.cli.options import (
     ResultWriter,
     add_log_base,
     load_model,
-    memory_of,
     log_oov,
     log_to,
+    memory_of,
     query_parser,
 )
 

@@ -196,7 +196,7 @@ __all__ = [
     "constraint_of",
     "load_model",
     "memory_of",
-    "note_oov",
+    "log_oov",
     "log_to",
     "on_line",
     "query_parser",

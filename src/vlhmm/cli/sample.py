@@ -14,9 +14,9 @@ from vlhmm.cli.options import (
     add_log_base,
     constraint_of,
     load_model,
-    memory_of,
     log_oov,
     log_to,
+    memory_of,
     query_parser,
 )
 

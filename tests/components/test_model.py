@@ -7,11 +7,11 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
+from parameter_oracle import dense
 from torch.testing import assert_close
 
 from contract import check_language_model
 from models import KINDS, VOCABULARY, small_blocks, small_hmm
-from parameter_oracle import dense
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.components.config import ModelConfig
 from vlhmm.components.dropout import num_kept, sample_columns, sample_kept, slots_of_columns

@@ -18,7 +18,7 @@ import vlhmm
 from vlhmm.cli.main import main
 from vlhmm.data.manifest import accept_files
 
-EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 
 def toy_lines(count, seed):

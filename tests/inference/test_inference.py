@@ -3,13 +3,13 @@
 import math
 
 import numpy as np
+import oracle
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-import oracle
 from vlhmm import inference
 from vlhmm.inference import Chain, Counts, Potentials, log_space, numba_backend, prefix_scan, torch_backend
 

@@ -321,7 +321,7 @@ def test_every_setting_says_what_it_means(capsys):
         for setting in settings_of(kind):
             assert setting.meaning.endswith(".") and setting.group and setting.name in shown, setting.name
             assert setting.meaning in shown and f"{setting.group}:\n" in shown
-    page = (Path(__file__).parents[1] / "docs" / "settings.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text(encoding="utf-8")
     assert all(f"`{s.name}` | {s.default} |" in page for kind in (RunConfig, BaselineConfig) for s in settings_of(kind))
 
 

@@ -4,10 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
+import query_oracle as oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import query_oracle as oracle
 from query_models import MANY
 from vlhmm.constraints.constraint import (
     compile_constraint,

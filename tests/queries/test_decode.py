@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
+import query_oracle as oracle
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-import query_oracle as oracle
 from dense_hmm import oracle_model, random_model
 from query_models import MANY, REAL, ids_of, models, real_model, texts
 from vlhmm.analysis.export import export

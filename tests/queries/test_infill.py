@@ -5,12 +5,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import query_oracle as oracle
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-import query_oracle as oracle
 from dense_hmm import DenseModel, oracle_model, random_model
 from query_models import MANY, REAL, ids_of, models, real_model
 from vlhmm.constraints.constraint import length, must_contain, must_not, regex

@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
+import query_oracle as oracle
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from safetensors.numpy import load_file
 
-import query_oracle as oracle
 from benchmarks.query_speed import bench_queries
 from dense_hmm import DenseDistributions, DenseModel, oracle_model, random_model
 from query_models import MANY, ids_of, models, real_model, texts

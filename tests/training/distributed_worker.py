@@ -1,4 +1,4 @@
-"""One rank of tests/test_distributed.py: trains every scenario in a folder, or dies on the way."""
+"""One rank of test_distributed.py: trains every scenario in a folder, or dies on the way."""
 
 import os
 import signal

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from distributed_worker import SCENARIOS, STREAMS, config_of, run, stop_after
 from torch.distributed import TCPStore
 
-from distributed_worker import SCENARIOS, STREAMS, config_of, run, stop_after
 from vlhmm.components.chain_inputs import FilterState
 from vlhmm.config import override
 from vlhmm.data.batches import sentence_batches, stream_batches
