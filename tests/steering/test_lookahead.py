@@ -85,7 +85,7 @@ def plain_table(model, automaton, levels):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize(("blocks", "size", "memory"), [(1, 3, 1 << 30), (7, 2, 1 << 30), (5, 13, 1), (3, 70, 1 << 30)])
+@pytest.mark.parametrize(("blocks", "size", "memory"), [(1, 3, 1 << 30), (7, 2, 1 << 30), (5, 13, 1), (3, 70, 1 << 30), (3, 70, 1)])
 def test_products_of_shared_parts_equal_plain_ones(dtype, blocks, size, memory):
     model = random_hmm(blocks, size, seed=3)
     hmm = steering_hmm(model, dtype, memory=memory)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MEMORY = 2 << 30  # bytes of transition rows kept, and as much again for lookahead tables
 _ROWS_AT_ONCE = 1 << 24  # entries of A made at a time where A is not kept
+TILE = 64  # source states of a tile of A: four vector registers of float32
 
 
 class SteeringHMM:
@@ -45,7 +46,8 @@ class SteeringHMM:
             raise QueryError(f"{self.num_states} states do not make blocks of {self.states_per_block}")
         self._make_rows = rows_of_block
         self._rows: OrderedDict[int, Tensor] = OrderedDict()
-        self._matrix: Tensor | None = None
+        self._matrix: Tensor | None = None  # (S, S), of a dense HMM
+        self._tiles: Tensor | None = None  # A for the kernels, see tile_parts
         # kept for the next constraint: tables by the automaton's content, latest last; automata; bytes of tokens
         self.tables: OrderedDict[str, LookaheadTable] = OrderedDict()
         self.automata: dict[str, TokenAutomaton] = {}
@@ -96,6 +98,13 @@ class SteeringHMM:
         """(K, S) p(z' | z) for the states z of a block."""
         if self._matrix is not None:
             return self._matrix[self._block_slice(block)]
+        if self._tiles is not None:
+            first, end = block * self.states_per_block, (block + 1) * self.states_per_block
+            cuts = [first, *range((first // TILE + 1) * TILE, end, TILE), end]
+            parts = [
+                self._tiles[a // TILE, :, a % TILE : a % TILE + b - a].t() for a, b in zip(cuts, cuts[1:], strict=False)
+            ]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
         found = self._rows.get(block)
         if found is None:
             found = self._make_rows(block).contiguous()
@@ -107,22 +116,38 @@ class SteeringHMM:
             self._rows.move_to_end(block)
         return found
 
-    def row_parts(self) -> Iterator[tuple[int, Tensor]]:
-        """(first state, rows from there on): A in one piece if it fits the memory, else piece by piece, made anew."""
-        if self._matrix is None and self._matrix_bytes <= self.memory:
-            matrix = torch.empty(self.num_states, self.num_states, dtype=self.dtype)
-            for block in range(self.num_blocks):
-                kept = self._rows.pop(block, None)
-                matrix[self._block_slice(block)] = self._make_rows(block) if kept is None else kept
-            self._matrix = matrix
-        if self._matrix is not None:
-            yield 0, self._matrix
+    def tile_parts(self) -> Iterator[tuple[int, Tensor]]:
+        """(first state, tiles from there on): A in one piece if it fits the memory, else piece by piece, made anew.
+
+        A tile (S, 64) holds the rows of 64 source states as columns, which is how kernels read them; the last one is
+        filled up with zeros.
+        """
+        if self._tiles is None and self._matrix_bytes * (1 if self._matrix is None else 2) <= self.memory:
+            tiles = torch.zeros(-(-self.num_states // TILE), self.num_states, TILE, dtype=self.dtype)
+            for first, rows in self._row_parts():
+                _pack(tiles, first, rows)
+            self._rows.clear()
+            self._tiles = tiles
+        if self._tiles is not None:
+            yield 0, self._tiles
             return
-        few = max(1, _ROWS_AT_ONCE // (self.states_per_block * self.num_states))
-        for first in range(0, self.num_blocks, few):
-            blocks = range(first, min(first + few, self.num_blocks))
+        for first, rows in self._row_parts():
+            tiles = torch.zeros(-(-len(rows) // TILE), self.num_states, TILE, dtype=self.dtype)
+            _pack(tiles, 0, rows)
+            yield first, tiles
+
+    def _row_parts(self) -> Iterator[tuple[int, Tensor]]:
+        """(first state, some rows of A from there on)."""
+        few = max(1, _ROWS_AT_ONCE // self.num_states)
+        if self._matrix is not None:
+            for first in range(0, self.num_states, few):
+                yield first, self._matrix[first : first + few]
+            return
+        blocks_at_once = max(1, few // self.states_per_block)
+        for begin in range(0, self.num_blocks, blocks_at_once):
+            blocks = range(begin, min(begin + blocks_at_once, self.num_blocks))
             parts = [self._make_rows(block) if block not in self._rows else self._rows[block] for block in blocks]
-            yield first * self.states_per_block, torch.cat(parts)
+            yield begin * self.states_per_block, torch.cat(parts)
 
     def forward_step(self, predicted: Tensor, tokens: Tensor) -> Tensor:
         """(n, S) p(z_{t+1} | x_<=t) from (n, S) p(z_t | x_<t) and x_t: O(K S) per row.
@@ -141,3 +166,13 @@ class SteeringHMM:
             alpha = torch.where(total > 0, alpha, prior)
             result[chosen] = (alpha / alpha.sum(1, keepdim=True)) @ self.rows(block)
         return result
+
+
+def _pack(tiles: Tensor, first: int, rows: Tensor) -> None:
+    """Put rows of A, from state `first` on, into tiles."""
+    done = 0
+    while done < len(rows):
+        tile, place = divmod(first + done, TILE)
+        some = min(TILE - place, len(rows) - done)
+        tiles[tile, :, place : place + some] = rows[done : done + some].t()
+        done += some

@@ -24,8 +24,6 @@ from vlhmm.inference.numba_backend import kernel, parallel
 from vlhmm.steering.hmm import SteeringHMM
 from vlhmm.steering.token_automaton import DEAD, TokenAutomaton
 
-_WIDTH = 64  # source states that a kernel treats at a time: four vector registers of float32
-
 Progress = Callable[[int, int], None]
 
 
@@ -209,9 +207,9 @@ class LookaheadTable:
         alive = active[-1][roots]
         result = torch.zeros(len(kept) + 1, hmm.num_states, dtype=hmm.dtype)
         block_first = np.searchsorted(self._leaf_block[leaves], np.arange(hmm.num_blocks + 1))
-        for first, of_states in hmm.row_parts():
+        for first, tiles in hmm.tile_parts():
             parallel(
-                _product, _bounds(len(of_states), _WIDTH), of_states.numpy(), gamma, block_first,
+                _product, _bounds(len(tiles), 1), tiles.numpy(), gamma, block_first,
                 _joined(plan_left, np.int64), _joined(plan_right, np.int64), _joined(left_factor, gamma.dtype),
                 _joined(right_factor, gamma.dtype), np.array(first_row), np.where(alive, number[roots], -1), first,
                 result.numpy(),
@@ -269,43 +267,52 @@ def _gamma(begin, end, leaves, pair_first, pair, target, factor, leaf_block, emi
 
 
 @kernel
-def _product(begin, end, rows, gamma, block_first, left, right, left_factor, right_factor, first_row, root, first, result):  # type: ignore[no-untyped-def]
-    """result[q, z] = sum over blocks of A[z, block] gamma[leaf of q], for a run of source states z, by the tree."""
+def _product(begin, end, tiles, gamma, block_first, left, right, left_factor, right_factor, first_row, root, first, result):  # type: ignore[no-untyped-def]
+    """result[q, z] = sum over blocks of A[z, block] gamma[leaf of q], for some tiles of 64 source states z, by the tree.
+
+    Two leaves at a time: every entry of A that is loaded serves both.
+    """
     size, dtype = gamma.shape[1], gamma.dtype
-    width = 64
     most = 0
     for stage in range(len(first_row) - 1):
         most = max(most, first_row[stage + 1] - first_row[stage])
-    below = np.empty((max(len(gamma), most), width), dtype=dtype)
-    above = np.empty((max(len(gamma), most), width), dtype=dtype)
-    packed = np.zeros((size + 3, width), dtype=dtype)
-    for start in range(begin, end, width):
-        some = min(width, end - start)
+    below = np.empty((max(len(gamma), most), 64), dtype=dtype)
+    above = np.empty((max(len(gamma), most), 64), dtype=dtype)
+    for tile in range(begin, end):
         for block in range(len(block_first) - 1):
             low, high = block_first[block], block_first[block + 1]
             if low == high:
                 continue
-            for z in range(some):
-                for slot in range(size):
-                    packed[slot, z] = rows[start + z, block * size + slot]
-            for leaf in range(low, high):
-                for z in range(width):
+            packed = tiles[tile, block * size : (block + 1) * size]
+            for leaf in range(low, high, 2):
+                other = min(leaf + 1, high - 1)  # of an odd number the last one is done twice
+                for z in range(64):
                     below[leaf, z] = 0
+                    below[other, z] = 0
                 slot = 0
                 while slot + 8 <= size:
                     g0, g1, g2, g3 = gamma[leaf, slot], gamma[leaf, slot + 1], gamma[leaf, slot + 2], gamma[leaf, slot + 3]
                     g4, g5, g6, g7 = gamma[leaf, slot + 4], gamma[leaf, slot + 5], gamma[leaf, slot + 6], gamma[leaf, slot + 7]
+                    h0, h1, h2, h3 = gamma[other, slot], gamma[other, slot + 1], gamma[other, slot + 2], gamma[other, slot + 3]
+                    h4, h5, h6, h7 = gamma[other, slot + 4], gamma[other, slot + 5], gamma[other, slot + 6], gamma[other, slot + 7]
                     for z in range(64):
-                        below[leaf, z] += (
-                            g0 * packed[slot, z] + g1 * packed[slot + 1, z] + g2 * packed[slot + 2, z]
-                            + g3 * packed[slot + 3, z] + g4 * packed[slot + 4, z] + g5 * packed[slot + 5, z]
-                            + g6 * packed[slot + 6, z] + g7 * packed[slot + 7, z]
-                        )  # fmt: skip
+                        a0, a1, a2, a3 = packed[slot, z], packed[slot + 1, z], packed[slot + 2, z], packed[slot + 3, z]
+                        a4, a5, a6, a7 = packed[slot + 4, z], packed[slot + 5, z], packed[slot + 6, z], packed[slot + 7, z]
+                        x = below[leaf, z] + (
+                            g0 * a0 + g1 * a1 + g2 * a2 + g3 * a3 + g4 * a4 + g5 * a5 + g6 * a6 + g7 * a7
+                        )
+                        y = below[other, z] + (
+                            h0 * a0 + h1 * a1 + h2 * a2 + h3 * a3 + h4 * a4 + h5 * a5 + h6 * a6 + h7 * a7
+                        )
+                        below[leaf, z] = x
+                        below[other, z] = y
                     slot += 8
                 while slot < size:
-                    g0 = gamma[leaf, slot]
+                    g0, h0 = gamma[leaf, slot], gamma[other, slot]
                     for z in range(64):
-                        below[leaf, z] += g0 * packed[slot, z]
+                        x, y = below[leaf, z] + g0 * packed[slot, z], below[other, z] + h0 * packed[slot, z]
+                        below[leaf, z] = x
+                        below[other, z] = y
                     slot += 1
         for stage in range(len(first_row) - 1):
             for row in range(first_row[stage], first_row[stage + 1]):
@@ -314,7 +321,8 @@ def _product(begin, end, rows, gamma, block_first, left, right, left_factor, rig
                 for z in range(64):
                     above[to, z] = f * below[a, z] + g * below[b, z]
             below, above = above, below
+        some = min(64, result.shape[1] - first - 64 * tile)  # zeros that fill up a part are overwritten by the next one
         for q in range(len(root)):
             if root[q] >= 0:
                 for z in range(some):
-                    result[q, first + start + z] = below[root[q], z]
+                    result[q, first + 64 * tile + z] = below[root[q], z]
