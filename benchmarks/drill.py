@@ -2,8 +2,8 @@
 
     python -m benchmarks.drill --kills 50 --record benchmarks/results/drill.json
 
-kill -9 at random moments of training, calibration, clustering and exporting; SIGTERM and SIGINT; a full disk at each
-size of a small tmpfs and a read-only one (both need root); two processes on one folder; a clock that jumps. A part
+kill -9 at random moments of training, calibration, clustering and exporting; SIGTERM and SIGINT; a disk that is full at
+each write and a read-only one (small tmpfs, both need root); two processes on one folder; a clock that jumps. A part
 passes if nothing was lost: files are whole or not there, the manifest fits, the same command goes on to the bits of a
 run that nothing disturbed, and no process printed a traceback. Linux: parts are run in forked children.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -27,12 +28,14 @@ from typing import Any
 
 import torch
 
+from benchmarks import machine
 from vlhmm.cli.main import main as command
 from vlhmm.data.atomic_io import write_atomically
 from vlhmm.data.manifest import check_manifest
 
 TRAIN = ["--preset", "tiny", "--states", "32", "--blocks", "4", "--epochs", "3", "--quiet", "--set", "training.checkpoint_seconds=0.02"]
 CALIBRATE = ["--set", "training.calibrate=true"]
+ACTIVITIES = ("training", "calibration", "clustering", "exporting")
 RESULTS = ("model.safetensors", "calibration.json", "config.json", "vocabulary.txt", "blocks.tsv")
 
 
@@ -63,6 +66,10 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
+    def said(self) -> list[str]:
+        """Its lines on standard error."""
+        return [line for line in self.log.read_text().splitlines() if line.strip()]
+
     def wait(self) -> int:
         """Its exit code; minus the signal that ended it."""
         _, status = os.waitpid(self.pid, 0)
@@ -89,7 +96,7 @@ class Drill:
         self.expected: dict[str, dict[str, bytes]] = {}
         self.seconds: dict[str, float] = {}
         self.model = folder / "reference-training"
-        for what in ("training", "calibration", "clustering", "exporting"):
+        for what in ACTIVITIES:
             target = folder / f"reference-{what}"
             began = time.monotonic()
             check(self.child(self.arguments(what, target)).wait() == 0, f"{what} that nothing disturbs")
@@ -146,17 +153,20 @@ class Drill:
             self.finish(what, target)
         return f"{5 * rounds} kills at random moments ({died} before the end), {rounds} runs ended in the same bits"
 
-    def signals(self, what: str = "training") -> str:
+    def signals(self) -> str:
         codes = []
-        for number in (signal.SIGTERM, signal.SIGINT) * max(1, self.kills // 10):
-            target = self.folder / f"signal-{len(codes)}"
-            child = self.child(self.arguments(what, target))
-            time.sleep(self.draw.uniform(0, self.seconds[what]))
-            child.kill(number)
-            codes.append(child.wait())
-            check(codes[-1] in (0, 130, -number), f"exit code after signal {number}: {codes[-1]}")
-            self.finish(what, target)
-        return f"{len(codes)} signals, exit codes {sorted(set(codes))}, same bits after going on"
+        for what in ACTIVITIES:
+            for number in (signal.SIGTERM, signal.SIGINT) * max(1, self.kills // 20):
+                target = self.folder / f"signal-{len(codes)}"
+                child = self.child(self.arguments(what, target))
+                time.sleep(self.draw.uniform(0, self.seconds[what]))
+                child.kill(number)
+                codes.append(child.wait())
+                check(codes[-1] in (0, 130, -number), f"{what}, exit code after signal {number}: {codes[-1]}")
+                check(len(child.said()) <= 2, f"{what}, signal {number}: {child.said()}")
+                self.finish(what, target)
+        counts = {code: codes.count(code) for code in sorted(set(codes))}
+        return f"{len(codes)} signals to {len(ACTIVITIES)} activities, exit codes {counts}, same bits after going on"
 
     def two_processes(self) -> str:
         target = self.folder / "two"
@@ -180,33 +190,39 @@ class Drill:
         return "the wall clock jumped by ten years at every look; same bits"
 
     def full_disk(self) -> str:
-        refused = 0
-        sizes = [*range(16, 400, 32), 4096]  # KiB: from too little for the first file on
-        with tmpfs(self.folder / "small", f"{sizes[0]}k") as disk:
-            for size in sizes:
-                subprocess.run(["mount", "-o", f"remount,size={size}k", str(disk)], check=True)
-                child = self.child(self.arguments("calibration", disk / "run"))
-                code = child.wait()
-                check(code in (0, 1, 2), f"exit code {code} with {size} KiB")
-                refused += code != 0
-                said = [line for line in child.log.read_text().splitlines() if line.strip()]
-                check(code == 0 or len(said) == 1, f"{size} KiB: {said[-3:]}")
-            self.finish("calibration", disk / "run")
-        check(refused > 0, "the disk was never full")
-        return f"{len(sizes)} sizes of a tmpfs, {refused} times full in one line; with room the same bits"
+        """Two pages of memory more at a time, until all is written: every write meets a full disk."""
+        told = []
+        for what in ACTIVITIES[1:]:  # calibration is training and more
+            refused, size = 0, 8  # KiB: too little for the first file
+            with tmpfs(self.folder / f"small-{what}", f"{size}k") as disk:
+                while True:
+                    subprocess.run(["mount", "-o", f"remount,size={size}k", str(disk)], check=True)
+                    child = self.child(self.arguments(what, disk / "run"))
+                    code = child.wait()
+                    if code == 0:
+                        break
+                    check(code in (1, 2), f"{what}: exit code {code} with {size} KiB")
+                    check(len(child.said()) == 1, f"{what}, {size} KiB: {child.said()[-3:]}")
+                    refused, size = refused + 1, size + 8
+                    check(size < 4096, f"{what}: no room in 4 MiB: {child.said()}")
+                self.finish(what, disk / "run")
+            check(refused > 0, f"{what}: the disk was never full")
+            told.append(f"{what} {refused} times up to {size} KiB")
+        return f"full in one line, {', '.join(told)}; with room the same bits"
 
     def read_only(self) -> str:
         with tmpfs(self.folder / "read-only", "8m") as disk:
             self.finish("training", disk / "run")
             subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-            codes = []
-            for arguments in (["next", str(disk / "run"), "the"], self.arguments("training", disk / "new")):
-                child = self.child(arguments)
-                codes.append(child.wait())
-            check(codes[0] == 0 and codes[1] in (1, 2), f"exit codes {codes}")
+            check(self.child(["next", str(disk / "run"), "the"]).wait() == 0, "a question to a read-only folder")
+            check(self.child(["verify", str(disk / "run"), "--texts", "1"]).wait() == 0, "verify a read-only folder")
+            for what in ACTIVITIES:
+                child = self.child(self.arguments(what, disk / "new"))
+                code = child.wait()
+                check(code in (1, 2) and len(child.said()) == 1, f"{what}: exit code {code}, {child.said()[-3:]}")
             subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
             self.finish("training", disk / "run")
-        return "a read-only folder answers queries; training into one is refused in one line"
+        return f"a read-only folder answers; {', '.join(ACTIVITIES)} into one are refused in one line each"
 
 
 @contextlib.contextmanager
@@ -222,11 +238,14 @@ def tmpfs(path: Path, size: str) -> Iterator[Path]:
 
 def run_drill(folder: Path, kills: int, seed: int, note: Callable[[str], None]) -> dict[str, Any]:
     """All parts; what each did, or why it failed."""
+    began = time.monotonic()
     torch.set_num_threads(1)  # forked children share no threads
+    for name in ("torch._dynamo", "torch.optim", "numba", "vlhmm.training.trainer", "vlhmm.inference.numba_backend"):
+        importlib.import_module(name)  # once, not in every child: a kill should meet the work, not the imports
     drill = Drill(folder, kills, seed)
     parts: dict[str, Callable[[], str]] = {
         f"kill -9 while {what}": lambda what=what: drill.kill(what)
-        for what in ("training", "calibration", "clustering", "exporting")
+        for what in ACTIVITIES
     }
     parts |= {"SIGTERM and SIGINT": drill.signals, "two processes": drill.two_processes, "clock": drill.clock}
     if os.geteuid() == 0:
@@ -240,7 +259,17 @@ def run_drill(folder: Path, kills: int, seed: int, note: Callable[[str], None]) 
             found[name] = f"FAILED: {type(error).__name__}: {str(error)[:500]}"
             failed.append(name)
         note(f"{name}: {found[name]}")
-    return {"kills_per_activity": kills, "seed": seed, "root": os.geteuid() == 0, "parts": found, "failed": failed}
+    return {
+        "command": f"python -m benchmarks.drill --kills {kills} --seed {seed}",
+        "commit": machine.commit(),
+        "machine": machine.describe(),
+        "kills_per_activity": kills,
+        "seed": seed,
+        "root": os.geteuid() == 0,
+        "seconds": round(time.monotonic() - began, 1),
+        "parts": found,
+        "failed": failed,
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
