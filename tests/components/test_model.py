@@ -212,6 +212,30 @@ def test_blocks_of_few_states_are_moved_together_or_one_by_one(dropped, monkeypa
             assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
 
 
+def test_tiles_side_by_side_in_parts_or_at_once(monkeypatch):
+    """The value and its gradient do not depend on how many tiles of a block are in hand, and are those of the definition."""
+    draw = torch.Generator().manual_seed(0)
+    source, target = (torch.randn(3, 4, 5, dtype=torch.float64, generator=draw).requires_grad_() for _ in range(2))
+    log_block = torch.randn(3, 4, 3, dtype=torch.float64, generator=draw).log_softmax(-1)
+    pairs = torch.tensor([[0, 0, 0, 1, 2, 2], [0, 1, 2, 1, 0, 1]])
+    counts = torch.rand(6, 4, 4, dtype=torch.float64, generator=draw)
+    alive = torch.tensor([4, 3, 4])
+    enterable = torch.arange(4)[None] < alive[:, None]
+    counts = counts * enterable[pairs[0]][:, :, None] * enterable[pairs[1]][:, None]
+    scores = torch.einsum("nid,njd->nij", source[pairs[0]], target[pairs[1]])
+    scores = scores.masked_fill(~enterable[pairs[1]][:, None], -torch.inf)
+    log_tiles = scores.log_softmax(-1) + log_block[pairs[0], :, pairs[1]][..., None]
+    plain = (counts * log_tiles.masked_fill(counts == 0, 0.0)).sum()
+    expected = (plain, *torch.autograd.grad(plain, (source, target)))
+    transition = BlockFactored(log_block, source, target, None, enterable)
+    for at_once in (1 << 20, 32, 1):
+        monkeypatch.setattr("vlhmm.components.transitions.ENTRIES_AT_ONCE", at_once)
+        value = transition.expected_log_likelihood(*pairs, counts)
+        found = (value, *torch.autograd.grad(value, (source, target)))
+        for ours, theirs in zip(found, expected, strict=True):
+            assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_language_model_sums_every_state_path(kind):
     hmm, blocks = small_hmm(kind)
