@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 VIEWS = {
-    "read": "read?text=the+state+of+the+union+is+strong",
+    "read": "read?text=the+state+of+our+union+is+strong+.",
     "inside": "inside?kind=word&of=peace",
     "fill": "fill?template=the+people+of+the+[MASK:1-3]+have+the+right+to+[MASK]+.&must_contain=united",
     "next": "next?context=the+people+of+the+united+",

@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import Any
 
-from vlhmm.cli.common import log_to, verb_parser
+from vlhmm.cli.common import log_to, token_progress, verb_parser
 from vlhmm.cli.numbers import count
 from vlhmm.cli.serve import add_server_options, make_server, serve
 
@@ -46,8 +46,9 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{args.run_folder} is a baseline, which has no states to explore")
         from vlhmm.server.export import export_page
 
-        pages = export_page(server, args.export, args.top_states)
-        log_to(args.quiet)(f"{pages:,} files in {args.export}; open it through any web server")
+        with token_progress(args.quiet, "states and blocks") as progress:
+            pages = export_page(server, args.export, args.top_states, progress)
+        log_to(args.quiet)(f"{pages:,} files in {args.export}; open index.html, or put the folder on any web server")
         return 0
 
     def open_page(address: str) -> None:

@@ -4,6 +4,7 @@
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,20 +14,23 @@ if TYPE_CHECKING:
     from vlhmm.server.app import Server
 
 
-def export_page(server: "Server", folder: str | Path, num_states: int) -> int:
-    """Write the page and its data; return how many files."""
+def export_page(
+    server: "Server", folder: str | Path, num_states: int, progress: Callable[[int, int], None] | None = None
+) -> int:
+    """Write the page and its data; return how many files. `progress` is given the answers done and all of them."""
     from vlhmm.server.app import PAGE, PAGE_FILES
 
     explorer, folder = server.explorer, Path(folder)
     usage = explorer.inspector.usage
     states = [int(state) for state in usage.argsort(descending=True)[:num_states] if float(usage[state]) > 0]
     block_map = explorer.block_map
-    data: dict[str, Any] = {
-        "model": server.card(),
-        "map": block_map,
-        "states": {str(state): explorer.state(state) for state in states},
-        "blocks": {str(entry["block"]): explorer.block(entry["block"]) for entry in block_map["blocks"]},
-    }
+    blocks = [entry["block"] for entry in block_map["blocks"]]
+    data: dict[str, Any] = {"model": server.card(), "map": block_map, "states": {}, "blocks": {}}
+    for kind, numbers, answer in (("states", states, explorer.state), ("blocks", blocks, explorer.block)):
+        for number in numbers:
+            data[kind][str(number)] = answer(number)
+            if progress is not None:
+                progress(len(data["states"]) + len(data["blocks"]), len(states) + len(blocks))
     for name in PAGE_FILES:
         content = (PAGE / name).read_bytes()
         if name == "index.html":

@@ -268,7 +268,7 @@ function drawMap({ blocks, matrix }, zoom, form, kept) {
   const at = [0, 0];
   const image = new ImageData(blocks.length, blocks.length);
   const colour = heat.split(",").map(Number);
-  matrix.forEach((row, from) => row.forEach((p, to) => image.data.set([...colour, Math.round(255 * Math.min(1, 1.6 * Math.sqrt(p)))], 4 * (from * blocks.length + to))));
+  matrix.forEach((row, from) => row.forEach((p, to) => image.data.set([...colour, Math.round(255 * Math.min(1, 1.7 * p ** 0.4))], 4 * (from * blocks.length + to))));
   const small = el("canvas", { width: blocks.length, height: blocks.length });
   small.getContext("2d").putImageData(image, 0, 0);
   function draw() {

@@ -18,11 +18,11 @@ function svg(tag, attributes) {
   return node;
 }
 
-// Three figures: 12.3 %, 0.0042 %, and powers of ten below.
+// Two or three figures: 12.3 %, 0.0042 %, and powers of ten below a ten-thousandth of a percent.
 function percent(p) {
   if (p === null || p === undefined) return "–";
-  if (p > 0 && p < 1e-6) return p.toExponential(1).replace("e-", "·10⁻").replace(/⁻(\d+)/, (_, n) => "⁻" + [...n].map((d) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[d]).join(""));
   const value = 100 * p;
+  if (value > 0 && value < 1e-4) return value.toExponential(1).replace("e-", "·10⁻").replace(/⁻(\d+)/, (_, n) => "⁻" + [...n].map((d) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[d]).join("")) + " %";
   return (value >= 10 ? value.toFixed(1) : value >= 0.1 ? value.toFixed(2) : value.toPrecision(2)) + " %";
 }
 const count = (n) => Number(n).toLocaleString("en-US");
