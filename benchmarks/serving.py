@@ -1,8 +1,10 @@
 """A server under load, on loopback. Input: a run. Output: throughput, latencies, exactness, memory.
 
 Sixteen connections send a fixed mix of requests as fast as they are answered; each answer is compared with what the
-library says in this process. Meanwhile another process asks for /health every 50 ms, and a hundred bad clients hold connections open,
-send a byte now and then, or ask for long streams and go away.
+library says in this process. The mix has every kind of question: scores, echoed log-probabilities, next words,
+completions, fills between both sides, templates under a constraint, posteriors, states. Meanwhile another process asks
+for /health every 50 ms, and a hundred bad clients hold connections open, send a byte now and then, or ask for long
+streams and go away.
 """
 
 import asyncio
@@ -18,17 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import vlhmm
+from vlhmm.analysis.inspect import Inspector
+from vlhmm.analysis.stationary import usage_of
 
 PROBE = str(Path(__file__).parent / "health_probe.py")
 CONNECTIONS = 16
 BAD_CLIENTS = 100
+KINDS = {"score": 55, "echo": 16, "next": 15, "complete": 5, "suffix": 2, "infill": 2, "posteriors": 3, "state": 2}
 Check = Callable[[dict[str, Any]], float]  # an answer -> how far it is from the library's
+Request = tuple[str, dict[str, Any] | None, Check]  # path, body, check; without a body it is a GET
 
 
 def bench_serving(run: str, requests: int = 10_000, seed: int = 0) -> dict[str, Any]:
     """Return the figures of one run: requests per second, seconds, differences, bytes."""
     model = vlhmm.load(run)
-    mix = make_requests(model, seed)
+    mix = make_requests(model, run, seed)
     command = [sys.executable, "-m", "vlhmm", "serve", run, "--port", "0", "--threads", "1"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
@@ -46,13 +52,14 @@ def bench_serving(run: str, requests: int = 10_000, seed: int = 0) -> dict[str, 
         server.wait(30)
 
 
-def make_requests(model: Any, seed: int) -> list[tuple[str, dict[str, Any], Check]]:
+def make_requests(model: Any, run: str, seed: int) -> list[Request]:
     """Return 200 requests, most of them scores, with a check of each answer."""
     draw = random.Random(seed)
+    inspector = Inspector(model, usage_of(model, run))
     texts = [sample.text for sample in model.sample(400, max_tokens=30, seed=seed) if sample.words][:200]
-    found: list[tuple[str, dict[str, Any], Check]] = []
+    found: list[Request] = []
     for number, text in enumerate(texts):
-        kind = draw.choices(("score", "echo", "next", "complete"), (60, 20, 15, 5))[0]
+        kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
         words = text.split()
         if kind == "score":
             found.append(
@@ -67,6 +74,29 @@ def make_requests(model: Any, seed: int) -> list[tuple[str, dict[str, Any], Chec
             logs = [word.log_prob for word in model.next_word(context, 5)]
             body = {"context": context, "top_k": 5}
             found.append(("/v1/next", body, _differences(logs, lambda a: [w["log_prob"] for w in a["words"]])))
+        elif kind == "suffix":
+            body = {"prompt": " ".join(words[:2]), "suffix": " ".join(words[3:6] or ["."]), "max_tokens": 2, "seed": number}
+            template = f"{body['prompt']} [MASK:1-2] {body['suffix']}"
+            (fill,) = model.gaps(template, eos=False).sample(1, number)
+            found.append(("/v1/completions", body, _fill(fill, lambda a: a["choices"][0])))
+        elif kind == "infill":
+            template = " ".join([*words[:2], "[MASK:1-2]", *words[3:8]])
+            ready = model.gaps(template, constraint=vlhmm.must_contain("the"))
+            (fill,) = ready.sample(1, number)
+            body = {"template": template, "must_contain": "the", "seed": number}
+            found.append(("/v1/infill", body, _fill(fill, lambda a: a["fills"][0], ready.log_constraint)))
+        elif kind == "posteriors":
+            text = " ".join(words[:12])
+            (path,) = model.decode(text)
+            expected = [path.log_prob, model.score(text)]
+            found.append(
+                ("/v1/posteriors", {"text": text}, _differences(expected, lambda a: [a["path_log_prob"], a["log_prob"]]))
+            )
+        elif kind == "state":
+            (path,) = model.decode(" ".join(words[:3]))
+            probabilities = [word.probability for word in inspector.state(path.states[0], 5).words]
+            of = _differences(probabilities, lambda a: [w["probability"] for w in a["words"]])
+            found.append((f"/v1/states/{path.states[0]}?top=5", None, of))
         else:
             body = {"prompt": " ".join(words[:2]), "max_tokens": 8, "logprobs": 0, "seed": number}
             found.append(("/v1/completions", body, _own_scores(model, words[:2])))
@@ -79,6 +109,20 @@ def _difference(expected: float, of: Callable[[dict[str, Any]], float]) -> Check
 
 def _differences(expected: list[float], of: Callable[[dict[str, Any]], list[float]]) -> Check:
     return lambda answer: max((abs(a - b) for a, b in zip(of(answer), expected, strict=True)), default=0.0)
+
+
+def _fill(fill: Any, of: Callable[[dict[str, Any]], dict[str, Any]], constraint: float | None = None) -> Check:
+    """The words drawn are those that the library draws with this seed, as probable as it says."""
+
+    def check(answer: dict[str, Any]) -> float:
+        choice = of(answer)
+        gaps = choice.get("gaps") or [choice["text"].strip()]
+        if gaps != [" ".join(words) for words in fill.gaps]:
+            return float("inf")
+        told = 0.0 if constraint is None else abs(answer["constraint_log_prob"] - constraint)
+        return max(told, float(abs(choice["log_prob"] - fill.log_prob)))
+
+    return check
 
 
 def _echoed(answer: dict[str, Any]) -> list[float]:
@@ -102,10 +146,13 @@ def _own_scores(model: Any, prompt: list[str]) -> Check:
 
 async def load(port: int, pid: int, mix: list[Any], requests: int, seed: int) -> dict[str, Any]:
     """Send the requests, ask for the server's health meanwhile, and keep bad clients at it."""
+    first = await asyncio.open_connection("127.0.0.1", port)
+    for path, body, _ in mix:  # once each: tables are made when they are first needed
+        await ask(*first, path, body)
+    first[1].close()
     connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CONNECTIONS)]
-    for number in range(len(mix)):  # once each: tables are made when they are first needed
-        await ask(*connections[0], "POST", *mix[number][:2])
     latencies: list[float] = []
+    seconds_of: dict[str, list[float]] = {}
     worst, wrong, sent = 0.0, 0, 0
     memory = {0: resident(pid)}
 
@@ -115,8 +162,9 @@ async def load(port: int, pid: int, mix: list[Any], requests: int, seed: int) ->
             path, body, check = mix[sent % len(mix)]
             sent += 1
             began = time.perf_counter()
-            status, answer = await ask(reader, writer, "POST", path, body)
+            status, answer = await ask(reader, writer, path, body)
             latencies.append(time.perf_counter() - began)
+            seconds_of.setdefault(path.split("?")[0].rsplit("/", 1)[0] if body is None else path, []).append(latencies[-1])
             if status == 200:
                 worst = max(worst, check(answer))
             else:
@@ -146,6 +194,14 @@ async def load(port: int, pid: int, mix: list[Any], requests: int, seed: int) ->
         "requests_per_second": round(len(latencies) / seconds, 1),
         "p50_ms": round(1000 * at(latencies, 0.5), 2),
         "p99_ms": round(1000 * at(latencies, 0.99), 2),
+        "routes": {
+            route: {
+                "requests": len(each),
+                "p50_ms": round(1000 * at(sorted(each), 0.5), 1),
+                "p99_ms": round(1000 * at(sorted(each), 0.99), 1),
+            }
+            for route, each in sorted(seconds_of.items())
+        },
         "refused": wrong,
         "largest_difference_nats": worst,
         "health_asked": len(health),
@@ -161,13 +217,12 @@ async def load(port: int, pid: int, mix: list[Any], requests: int, seed: int) ->
 async def ask(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
-    method: str,
     path: str,
     body: dict[str, Any] | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Send one request over an open connection and read its answer."""
     content = b"" if body is None else json.dumps(body).encode()
-    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(content)}\r\n\r\n"
     writer.write(head.encode() + content)
     answer_head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     length = re.search(r"content-length: (\d+)", answer_head, re.IGNORECASE)

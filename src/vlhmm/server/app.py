@@ -29,7 +29,7 @@ from vlhmm.server.limits import Limits
 from vlhmm.server.openapi import document
 from vlhmm.server.responses import event_stream, json_response, off_loop
 from vlhmm.server.scheduler import CallJob, Job, Priority, Scheduler, ScoreJob
-from vlhmm.server.tokenizer import tokenizer_of
+from vlhmm.server.tokenizer import SubwordTokenizer, tokenizer_of
 
 PAGE = Path(__file__).parent / "page"
 PREPARING_SECONDS = 5.0  # that a request waits for what the explorer prepares, before it is told to come back
@@ -332,6 +332,7 @@ class Server:
             "created": self.created,
             "owned_by": "vlhmm",
             "vocab_size": len(self.model.vocabulary),
+            "tokens": "subwords" if isinstance(self.tokenizer, SubwordTokenizer) else "words",
             "context": getattr(self.model, "rule", None),
             "num_states": blocks.num_real_states if blocks is not None else None,
             "num_blocks": blocks.num_blocks if blocks is not None and blocks.partition else None,

@@ -6,7 +6,8 @@ pass, and answers one other question. A job that was given up is dropped at its 
 long product.
 
 A question may take a minute. Between the parts of its products the worker serves what waits and is quicker: a round of
-scores and completions, and one question of a higher `Priority`. At least half of the time stays with the question.
+scores and completions, and one question of a higher `Priority`. At least half of the time stays with the question,
+unless it is a preparation in the background.
 """
 
 import logging
@@ -260,7 +261,7 @@ class Scheduler:
         finally:
             self._asked = job
             ended = time.perf_counter()
-            self._next_check = ended + (ended - began)
+            self._next_check = ended + (ended - began if job.priority > Priority.BACKGROUND else 0.0)
 
     def _others_wait(self, priority: int) -> bool:
         with self._changed:

@@ -42,9 +42,9 @@ function drawSentence(places, answer, choose) {
     const bits = bitsOf(place.log_prob);
     return el("button", {
       type: "button", class: "word", css: { background: `rgba(var(--warm), ${Math.min(0.5, bits / 30).toFixed(3)})` },
-      "aria-pressed": "false", "aria-label": `${place.word}: ${bits.toFixed(1)} bits${place.oov ? ", not in the vocabulary" : ""}`,
+      "aria-pressed": "false", "aria-label": `${shown(place.word)}: ${bits.toFixed(1)} bits${place.oov ? ", not in the vocabulary" : ""}`,
       onmouseenter: () => choose(t), onfocus: () => choose(t), onclick: () => choose(t),
-    }, place.word, el("small", {}, place.oov ? "unknown" : bits.toFixed(1)));
+    }, shown(place.word), el("small", {}, place.oov ? "unknown" : bits.toFixed(1)));
   });
   const total = answer.log_prob === null ? "−∞" : answer.log_prob.toFixed(3);
   return el("section", { class: "card" }, el("h2", {}, "Surprisal in bits"), el("div", { class: "sentence" }, words),
@@ -57,8 +57,8 @@ function drawReading(answer) {
   const choose = (t) => {
     const place = answer.places[t];
     [...sentence.querySelectorAll(".word")].forEach((node, i) => node.setAttribute("aria-pressed", String(i === t)));
-    details.replaceChildren(card(`Word ${t + 1}, “${place.word}”: what the rest of the sentence expects`,
-      el("p", { class: "muted" }, `“${place.word}” itself has probability ${place.log_prob_given_rest === null ? "0" : percent(Math.exp(place.log_prob_given_rest))} given both sides, ${percent(Math.exp(place.log_prob ?? -Infinity))} given the left side alone.`),
+    details.replaceChildren(card(`Word ${t + 1}, “${shown(place.word)}”: what the rest of the sentence expects`,
+      el("p", { class: "muted" }, `“${shown(place.word)}” itself has probability ${place.log_prob_given_rest === null ? "0" : percent(Math.exp(place.log_prob_given_rest))} given both sides, ${percent(Math.exp(place.log_prob ?? -Infinity))} given the left side alone.`),
       bars(place.expected, wordName)));
   };
   sentence = drawSentence(answer.places, answer, choose);
@@ -77,7 +77,7 @@ function drawStates(answer) {
   const best = [];
   const cells = columns.flatMap((states, t) => {
     const place = answer.places[t];
-    const column = [el("div", { class: "head" }, place.word)];
+    const column = [el("div", { class: "head" }, shown(place.word))];
     for (let i = 0; i < rows; i++) {
       const s = states[i];
       if (!s) { column.push(el("div", { class: "cell empty" })); continue; }
@@ -85,7 +85,7 @@ function drawStates(answer) {
       const node = el("a", {
         class: onPath ? "cell best" : "cell", href: hashOf("inside", { kind: "state", of: s.state }), css: { background: `rgba(var(--heat), ${(0.06 + 0.44 * s.smoothed).toFixed(3)})` },
         title: s.filtered === null ? null : `${percent(s.filtered)} before the rest is read`,
-        "aria-label": `${place.word}: state ${s.state}, ${percent(s.smoothed)}${onPath ? ", on the best path" : ""}`,
+        "aria-label": `${shown(place.word)}: state ${s.state}, ${percent(s.smoothed)}${onPath ? ", on the best path" : ""}`,
       }, `${s.state} · ${(100 * s.smoothed).toFixed(0)}%`);
       if (onPath) best.push(node);
       column.push(node);
@@ -147,12 +147,12 @@ function drawStateOrBlock(kind, view) {
 function drawExamples(examples) {
   if (!examples || !examples.length) return null;
   return card("Sentences the model wrote here", el("ul", { class: "examples" }, examples.map((example) => el("li", {},
-    example.words.flatMap((word, i) => [example.places.includes(i) ? el("mark", {}, word) : word, " "])))));
+    example.words.flatMap((word, i) => [example.places.includes(i) ? el("mark", {}, spelled(word)) : spelled(word), explorer.model.tokens === "subwords" ? "" : " "])))));
 }
 
 function drawWord(view) {
   return [
-    facts([["Word", view.word], ["Share of tokens", percent(view.frequency)], ["Rank", count(view.frequency_rank)], ["States that emit it", count(view.num_states)],
+    facts([["Word", shown(view.word)], ["Share of tokens", percent(view.frequency)], ["Rank", count(view.frequency_rank)], ["States that emit it", count(view.num_states)],
       view.block !== null && view.block !== undefined ? ["In", link("inside", { kind: "block", of: view.block }, "block " + view.block)] : null]),
     el("div", { class: "columns" },
       card("States it comes from", bars(view.states.map((s) => ({ ...s, probability: s.share })), stateName)),
@@ -228,7 +228,9 @@ async function showNext(query) {
 }
 
 function continued(form, entry) {
-  return el("a", { href: hashOf("next", { context: (form.elements.context.value.trimEnd() + " " + entry.word).trimStart() + " " }) }, entry.word);
+  const before = form.elements.context.value;
+  const context = explorer.model.tokens === "subwords" ? before + spelled(entry.word) : (before.trimEnd() + " " + entry.word).trimStart() + " ";
+  return el("a", { href: hashOf("next", { context }) }, shown(entry.word));
 }
 
 // ---- 5. The map of blocks
@@ -283,7 +285,7 @@ function drawMap({ blocks, matrix }, zoom, form, kept) {
   function choose(from, to) {
     at[0] = Math.min(blocks.length - 1, Math.max(0, from));
     at[1] = Math.min(blocks.length - 1, Math.max(0, to));
-    const name = (i) => el("span", {}, link("inside", { kind: "block", of: blocks[i].block }, "block " + blocks[i].block), ` (${blocks[i].words.slice(0, 3).join(" ")})`);
+    const name = (i) => el("span", {}, link("inside", { kind: "block", of: blocks[i].block }, "block " + blocks[i].block), ` (${blocks[i].words.slice(0, 3).map(shown).join(" ")})`);
     told.replaceChildren(name(at[0]), " → ", name(at[1]), ": ", el("b", {}, percent(matrix[at[0]][at[1]])));
     kept.at = at;
     draw();
@@ -305,5 +307,5 @@ function drawMap({ blocks, matrix }, zoom, form, kept) {
   choose(...(kept.at || [best[0].from, best[0].to]));
   return [told, el("div", { class: "mapped" }, el("div", { class: "map" }, canvas), el("div", { class: "beside" },
     card("Largest blocks", bars(blocks.map((b) => ({ ...b, probability: b.usage })).sort((a, b) => b.probability - a.probability).slice(0, 12), blockName)),
-    card("Most frequent steps", bars(best, ({ from, to }) => el("span", {}, link("inside", { kind: "block", of: blocks[from].block }, blocks[from].words[0] || "block " + blocks[from].block), " → ", link("inside", { kind: "block", of: blocks[to].block }, blocks[to].words[0] || "block " + blocks[to].block))))))];
+    card("Most frequent steps", bars(best, ({ from, to }) => el("span", {}, link("inside", { kind: "block", of: blocks[from].block }, shown(blocks[from].words[0] || "block " + blocks[from].block)), " → ", link("inside", { kind: "block", of: blocks[to].block }, shown(blocks[to].words[0] || "block " + blocks[to].block)))))))];
 }

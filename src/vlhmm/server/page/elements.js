@@ -35,13 +35,30 @@ function bars(entries, nameOf, large = false) {
     el("span", { class: "name" }, nameOf(entry)), el("span", { class: "value" }, percent(entry.probability)))));
 }
 
+// Byte-level tokenizers spell every byte as a letter, a blank as "Ġ". What is no such letter stands for itself.
+const BYTE_OF = (() => {
+  const plain = (byte) => (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+  const found = new Map();
+  let other = 256;
+  for (let byte = 0; byte < 256; byte++) found.set(String.fromCharCode(plain(byte) ? byte : other++), byte);
+  return found;
+})();
+function spelled(token) {
+  if (explorer.model.tokens !== "subwords" || /^<.+>$/.test(token)) return token;
+  const letters = [...token.replaceAll("▁", " ")];
+  if (!letters.every((letter) => BYTE_OF.has(letter))) return letters.join("");
+  return new TextDecoder().decode(new Uint8Array(letters.map((letter) => BYTE_OF.get(letter))));
+}
+// The same where a blank and the end of a line must be seen.
+const shown = (token) => (explorer.model.tokens === "subwords" ? spelled(token).replaceAll(" ", "␣").replaceAll("\n", "⏎") : token);
+
 const card = (title, ...content) => el("section", { class: "card" }, el("h2", {}, title), ...content);
 const facts = (pairs) => el("dl", { class: "facts" }, pairs.filter(Boolean).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 
 const hashOf = (activity, query = {}) => "#" + activity + (Object.keys(query).length ? "?" + new URLSearchParams(query) : "");
 const link = (activity, query, text) => el("a", { href: hashOf(activity, query) }, text);
-const some = (words) => (words && words.length ? el("small", {}, " " + words.slice(0, 4).join(" ")) : null);
-const wordName = (entry) => (explorer.has("words") ? link("inside", { kind: "word", of: entry.word }, entry.word) : entry.word);
+const some = (words) => (words && words.length ? el("small", {}, " " + words.slice(0, 4).map(shown).join(" ")) : null);
+const wordName = (entry) => (explorer.has("words") ? link("inside", { kind: "word", of: entry.word }, shown(entry.word)) : shown(entry.word));
 const stateName = (entry) => el("span", {}, explorer.knows("states", entry.state) ? link("inside", { kind: "state", of: entry.state }, "state " + entry.state) : "state " + entry.state, some(entry.words));
 const blockName = (entry) => el("span", {}, link("inside", { kind: "block", of: entry.block }, "block " + entry.block), some(entry.words));
 

@@ -212,7 +212,7 @@ async function begin() {
   } catch (error) { return fail(error); }
   const { id, num_states: states, num_blocks: blocks, vocab_size: size } = explorer.model;
   document.getElementById("model-name").textContent = id;
-  document.getElementById("model-facts").textContent = [states && count(states) + " states", blocks && count(blocks) + " blocks", count(size) + " words"].filter(Boolean).join(" · ");
+  document.getElementById("model-facts").textContent = [states && count(states) + " states", blocks && count(blocks) + " blocks", `${count(size)} ${explorer.model.tokens}`].filter(Boolean).join(" · ");
   for (const button of document.querySelectorAll("[data-copy]")) {
     button.hidden = Boolean(explorer.data) && ["curl", "python"].includes(button.dataset.copy);
     button.addEventListener("click", () => copy(button.dataset.copy));
