@@ -3,10 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow fuzz fuzz-parsers drill lint reproduce bench bench-steering docs clean
+.PHONY: demo serve test slow fuzz fuzz-parsers drill lint reproduce bench bench-steering docs clean
 
 demo: $(READY)
 	$(VENV)/bin/vlhmm demo
+
+# The demo's model over HTTP: prints the address and a curl line; trains the model first if there is none
+serve: $(READY)
+	@test -f runs/demo/model.safetensors || $(VENV)/bin/vlhmm demo
+	$(VENV)/bin/vlhmm serve runs/demo $(ARGS)
 
 test: $(READY)
 	$(VENV)/bin/python -m pytest

@@ -26,7 +26,7 @@ from vlhmm.analysis.stationary import usage_of
 PROBE = str(Path(__file__).parent / "health_probe.py")
 CONNECTIONS = 16
 BAD_CLIENTS = 100
-KINDS = {"score": 55, "echo": 16, "next": 15, "complete": 5, "suffix": 2, "infill": 2, "posteriors": 3, "state": 2}
+KINDS = {"score": 55, "echo": 16, "next": 15, "complete": 5, "suffix": 1, "infill": 1, "posteriors": 3, "state": 4}
 Check = Callable[[dict[str, Any]], float]  # an answer -> how far it is from the library's
 Request = tuple[str, dict[str, Any] | None, Check]  # path, body, check; without a body it is a GET
 

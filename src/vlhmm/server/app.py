@@ -287,7 +287,8 @@ class Server:
         """Answer with what a function returns in the worker thread; `what` needs hidden states."""
         if what is not None:
             self.check_states(what)
-        return await json_response(await self.work(request, CallJob(lambda given_up: call(), priority)))
+        answer = await self.work(request, CallJob(lambda given_up: call(), priority))
+        return Response(answer, media_type="application/json") if isinstance(answer, bytes) else await json_response(answer)
 
     def prepare(self, what: str) -> CallJob:
         """Start what answers about states ("states") or the map ("map") need, once; return the job."""
@@ -460,7 +461,7 @@ class Server:
         return await self.explored(request, lambda: self.explorer.summary(top))
 
     async def _map(self, request: Request) -> Response:
-        return await self.explored(request, lambda: self.explorer.block_map, "map")
+        return await self.explored(request, lambda: self.explorer.block_map_json, "map")
 
     async def _state(self, request: Request) -> Response:
         number, top = self.path_number(request, "state"), self.top(request)

@@ -19,6 +19,7 @@ from vlhmm.clustering.brown import merge_classes
 from vlhmm.data.user_text import generator_of
 from vlhmm.lattice.sampling import Draw
 from vlhmm.queries.sample import next_states
+from vlhmm.server.responses import written
 
 _EXAMPLES = 2_000
 _EXAMPLE_WORDS = 40
@@ -51,7 +52,7 @@ class Explorer:
         """Find the map of blocks, once."""
         self.prepare()
         self.doing = "putting the map of blocks in order"
-        self.block_map  # noqa: B018
+        self.block_map_json  # noqa: B018
 
     def _note_round(self, number: int, change: float) -> None:
         self.doing = f"finding how much each state is used: round {number}, change {change:.1g} of 1e-6"
@@ -106,6 +107,11 @@ class Explorer:
             shown = [names[i] for i in words[top].tolist()]
             blocks.append({"block": number, "path": paths[number], "usage": float(shares[number]), "words": shown})
         return {"blocks": blocks, "matrix": matrix[order][:, order].round(6).tolist()}
+
+    @cached_property
+    def block_map_json(self) -> bytes:
+        """The map as JSON, written once: a matrix of 256 blocks takes 50 ms."""
+        return written(self.block_map, large=True)
 
     def _examples(self, fits: Callable[[int, int], bool]) -> list[dict[str, Any]]:
         """Return the shortest drawn sentences with a word and state that fit, and where those are."""

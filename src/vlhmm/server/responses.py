@@ -18,18 +18,20 @@ async def off_loop(size: int, call: Callable[[], T]) -> T:
     return await asyncio.to_thread(call) if size > _SMALL else call()
 
 
-async def json_response(content: Any, size: int = 0) -> Response:
-    """Answer with a JSON value, or with what a function makes of about `size` entries.
-
-    A large value is written by Python's own encoder in a thread: it hands the interpreter to the event loop on its way,
-    which the encoder in C does not.
+def written(value: Any, large: bool) -> bytes:
+    """Return a value as JSON. A large one is written by Python's own encoder: it hands the interpreter to the event loop
+    on its way, which the encoder in C does not.
     """
+    if not large:
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    return "".join(json.JSONEncoder(allow_nan=False, separators=(",", ":")).iterencode(value)).encode()
+
+
+async def json_response(content: Any, size: int = 0) -> Response:
+    """Answer with a JSON value, or with what a function makes of about `size` entries; a large one in a thread."""
 
     def write() -> bytes:
-        value = content() if callable(content) else content
-        if size <= _SMALL:
-            return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
-        return "".join(json.JSONEncoder(allow_nan=False, separators=(",", ":")).iterencode(value)).encode()
+        return written(content() if callable(content) else content, size > _SMALL)
 
     return Response(await off_loop(size, write), media_type="application/json")
 

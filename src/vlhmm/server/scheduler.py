@@ -2,11 +2,11 @@
 
 The model's tile caches belong to one thread, and its kernels use every core themselves; so one worker takes the
 waiting requests in rounds. A round scores all waiting texts in one pass, adds one word to every open completion in one
-pass, and answers one other question. A job that was given up is dropped at its next round, or at the next part of a
+pass, and answers a few quick questions and one long one. A job that was given up is dropped at its next round, or at the next part of a
 long product.
 
 A question may take a minute. Between the parts of its products the worker serves what waits and is quicker: a round of
-scores and completions, and one question of a higher `Priority`. At least half of the time stays with the question,
+scores and completions, and questions of a higher `Priority`. At least half of the time stays with the question,
 unless it is a preparation in the background.
 """
 
@@ -24,6 +24,7 @@ from vlhmm.queries.left_to_right import has_hidden_states
 from vlhmm.server.generation import Generation, Piece, step
 from vlhmm.server.scoring import GivenUp, Token, score_texts
 
+_QUICK_AT_ONCE = 8  # quick questions answered in one round
 log = logging.getLogger("vlhmm.server")
 
 
@@ -144,20 +145,23 @@ class Scheduler:
             self.busy_seconds += time.perf_counter() - began
 
     def _round(self, least: int) -> None:
-        """Serve the waiting texts, every open completion, and one question of at least a priority."""
+        """Serve the waiting texts, every open completion, some quick questions and one other of at least a priority."""
         with self._changed:
             scores = self._take_scores()
-            call = next((job for job in self._calls if job.priority >= least), None)
-            if call is not None:
-                self._calls.remove(call)
+            fit = [job for job in self._calls if job.priority >= least]
+            calls = [job for job in fit if job.priority == Priority.QUICK][:_QUICK_AT_ONCE]
+            calls += [job for job in fit if job.priority < Priority.QUICK][:1]
+            for job in calls:
+                self._calls.remove(job)
             self._generations = [job for job in self._generations if not job.given_up]
             generations = list(self._generations)
         if scores:
             self._score(scores)
         if generations:
             self._generate(generations)
-        if call is not None and not call.given_up:
-            self._answer(call)
+        for job in calls:
+            if not job.given_up:
+                self._answer(job)
         self.rounds += 1
 
     def _take_scores(self) -> list[ScoreJob]:
