@@ -68,6 +68,9 @@ class Guide:
         self._part_end = np.minimum(
             self._part_first + _TOKENS_AT_ONCE, np.repeat(ends, [len(some) for some in starts])
         )
+        # emissions of a part as (K, tokens): sums over states then run along the tokens, without horizontal additions
+        self._packed = np.empty(hmm.vocab_size * hmm.states_per_block, dtype=hmm.emission.numpy().dtype)
+        _pack(self._part_first, self._part_end, self._order, hmm.emission.numpy(), self._packed)
         self._part_block = sorted_code[self._part_first] // automaton.num_classes
         self._part_class = sorted_code[self._part_first] % automaton.num_classes
 
@@ -135,7 +138,7 @@ class Guide:
         predicted = state.predicted if len(rows) == count else state.predicted[torch.from_numpy(rows)]
         parallel(
             _ratios, _even(self._part_end - self._part_first), self._part_first, self._part_end, self._part_block,
-            self._part_class, self._order, self.hmm.emission.numpy(), predicted.contiguous().numpy(),
+            self._part_class, self._order, self._packed, self.hmm.states_per_block, predicted.contiguous().numpy(),
             self.table.values[level].numpy(), table_row, np.where(np.isfinite(scale), scale, -np.inf),
             np.exp(relative), found.numpy(), shift.numpy(), totals,
         )  # fmt: skip
@@ -166,55 +169,60 @@ def _even(sizes: np.ndarray) -> np.ndarray:
 
 
 @kernel
-def _ratios(begin, end, part_first, part_end, part_block, part_class, order, emission, predicted, values, table_row, scale, relative, ratio, shift, totals):  # type: ignore[no-untyped-def]
+def _pack(part_first, part_end, order, emission, packed):  # type: ignore[no-untyped-def]
+    size = emission.shape[1]
+    for part in range(len(part_first)):
+        first, count = part_first[part], part_end[part] - part_first[part]
+        for t in range(count):
+            for slot in range(size):
+                packed[first * size + slot * count + t] = emission[order[first + t], slot]
+
+
+@kernel
+def _ratios(begin, end, part_first, part_end, part_block, part_class, order, packed, size, predicted, values, table_row, scale, relative, ratio, shift, totals):  # type: ignore[no-untyped-def]
     """p(C | text, v) without its scale, the scale, and sums of p(v | text) p(C | text, v), for runs of tokens v."""
-    size, rows = emission.shape[1], len(predicted)
-    joint = np.empty(size, dtype=emission.dtype)
-    zero = emission.dtype.type(0)
+    rows, dtype = len(predicted), predicted.dtype
+    joint = np.empty(size, dtype=dtype)
+    above = np.empty(256, dtype=dtype)  # _TOKENS_AT_ONCE: sum_z p(z) p(v | z) beta(z), for each token of the part
+    below = np.empty(256, dtype=dtype)  # sum_z p(z) p(v | z)
     for part in range(begin, end):
-        first = part_block[part] * size
-        kind = part_class[part]
+        block, kind = part_block[part] * size, part_class[part]
+        first, count = part_first[part], part_end[part] - part_first[part]
+        emission = packed[first * size : (first + count) * size].reshape(size, count)
         for i in range(rows):
             source = table_row[i, kind]
             if source < 0:
-                for position in range(part_first[part], part_end[part]):
+                for position in range(first, first + count):
                     ratio[i, order[position]] = 0
                     shift[i, order[position]] = 0
                 continue
             for slot in range(size):
-                joint[slot] = predicted[i, first + slot] * values[source, first + slot]
-            known = emission.dtype.type(scale[i, kind])
+                joint[slot] = predicted[i, block + slot] * values[source, block + slot]
+            for t in range(count):
+                above[t] = 0
+                below[t] = 0
+            slot = 0
+            while slot + 4 <= size:
+                w0, w1, w2, w3 = joint[slot], joint[slot + 1], joint[slot + 2], joint[slot + 3]
+                p0, p1 = predicted[i, block + slot], predicted[i, block + slot + 1]
+                p2, p3 = predicted[i, block + slot + 2], predicted[i, block + slot + 3]
+                e0, e1, e2, e3 = emission[slot], emission[slot + 1], emission[slot + 2], emission[slot + 3]
+                for t in range(count):
+                    a, b, c, d = e0[t], e1[t], e2[t], e3[t]
+                    above[t] += w0 * a + w1 * b + w2 * c + w3 * d
+                    below[t] += p0 * a + p1 * b + p2 * c + p3 * d
+                slot += 4
+            while slot < size:
+                w0, p0 = joint[slot], predicted[i, block + slot]
+                for t in range(count):
+                    above[t] += w0 * emission[slot, t]
+                    below[t] += p0 * emission[slot, t]
+                slot += 1
+            known = dtype.type(scale[i, kind])
             total = 0.0
-            position = part_first[part]
-            while position + 4 <= part_end[part]:
-                a, b, c, d = order[position], order[position + 1], order[position + 2], order[position + 3]
-                n0, n1, n2, n3 = zero, zero, zero, zero
-                d0, d1, d2, d3 = zero, zero, zero, zero
-                for slot in range(size):
-                    w, p = joint[slot], predicted[i, first + slot]
-                    n0 += w * emission[a, slot]
-                    n1 += w * emission[b, slot]
-                    n2 += w * emission[c, slot]
-                    n3 += w * emission[d, slot]
-                    d0 += p * emission[a, slot]
-                    d1 += p * emission[b, slot]
-                    d2 += p * emission[c, slot]
-                    d3 += p * emission[d, slot]
-                total += n0 + n1 + n2 + n3
-                ratio[i, a] = n0 / d0 if d0 > 0 else zero
-                ratio[i, b] = n1 / d1 if d1 > 0 else zero
-                ratio[i, c] = n2 / d2 if d2 > 0 else zero
-                ratio[i, d] = n3 / d3 if d3 > 0 else zero
-                shift[i, a], shift[i, b], shift[i, c], shift[i, d] = known, known, known, known
-                position += 4
-            while position < part_end[part]:
-                a = order[position]
-                n0, d0 = zero, zero
-                for slot in range(size):
-                    n0 += joint[slot] * emission[a, slot]
-                    d0 += predicted[i, first + slot] * emission[a, slot]
-                total += n0
-                ratio[i, a] = n0 / d0 if d0 > 0 else zero
-                shift[i, a] = known
-                position += 1
+            for t in range(count):
+                token = order[first + t]
+                total += above[t]
+                ratio[i, token] = above[t] / below[t] if below[t] > 0 else dtype.type(0)
+                shift[i, token] = known
             totals[part, i] = total * relative[i, kind]
