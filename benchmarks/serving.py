@@ -8,14 +8,16 @@ streams and go away.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import random
 import re
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,13 @@ def bench_serving(run: str, requests: int = 10_000, seed: int = 0) -> dict[str, 
     """Return the figures of one run: requests per second, seconds, differences, bytes."""
     model = vlhmm.load(run)
     mix = make_requests(model, run, seed)
+    with serving(run) as (port, pid):
+        return asyncio.run(load(port, pid, mix, requests, seed)) | {"run": Path(run).name}
+
+
+@contextlib.contextmanager
+def serving(run: str) -> Iterator[tuple[int, int]]:
+    """Run a server of a run until the block ends; yield its port and its process id."""
     command = [sys.executable, "-m", "vlhmm", "serve", run, "--port", "0", "--threads", "1"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
@@ -46,7 +55,8 @@ def bench_serving(run: str, requests: int = 10_000, seed: int = 0) -> dict[str, 
                 break
         if found is None:
             raise RuntimeError("the server did not start")
-        return asyncio.run(load(int(found[1]), server.pid, mix, requests, seed)) | {"run": Path(run).name}
+        threading.Thread(target=server.stderr.read, daemon=True).start()  # so that it never blocks on a full pipe
+        yield int(found[1]), server.pid
     finally:
         server.terminate()
         server.wait(30)
