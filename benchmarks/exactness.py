@@ -13,8 +13,8 @@ from torch import Tensor
 from benchmarks.errors import ExactnessError
 from benchmarks.material import lines_of
 from vlhmm.components.chain_inputs import chain_of, distinct_pairs, pair_codes
-from vlhmm.components.low_rank import LowRank
-from vlhmm.components.transitions import BlockFactored, columns_to_log
+from vlhmm.components.transitions import BlockFactored, LowRank
+from vlhmm.components.transitions.tiles import columns_to_log
 from vlhmm.data.batches import Batch, sentence_batches
 from vlhmm.data.text import Text
 from vlhmm.distributions import HMMDistributions

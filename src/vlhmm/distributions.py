@@ -22,8 +22,7 @@ from torch import Tensor
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.components import emissions
 from vlhmm.components.chain_inputs import Pairs
-from vlhmm.components.low_rank import LowRank
-from vlhmm.components.transitions import BlockFactored, Softmax
+from vlhmm.components.transitions import Softmax
 from vlhmm.errors import ConfigError, QueryError
 from vlhmm.hmm import ModelPotentials, Transition
 
@@ -73,24 +72,8 @@ class HMMDistributions:
 
         Cost: one pass over the tables and over the factors of A. A product u . v is at most |u| |v| times its width.
         """
-        tables = (self.start_of_block.sum(), self.emission.sum(), self._largest_transition_score())
+        tables = (self.start_of_block.sum(), self.emission.sum(), self.transition.largest_score())
         return all(bool(torch.isfinite(total)) for total in tables)
-
-    def _largest_transition_score(self) -> Tensor:
-        """A bound on the absolute scores whose softmax the rows of A are; not finite if one of them overflows."""
-        transition = self.transition
-        if isinstance(transition, Softmax):
-            assert transition.log_normalizer is not None
-            return transition.log_normalizer.sum()
-        log_block = transition.log_block
-        bound = torch.where(log_block.amax() <= 0, log_block.new_zeros(()), torch.inf)  # a NaN is the maximum
-        if isinstance(transition, BlockFactored) and transition.logits is not None:
-            return bound + transition.logits.abs().amax()
-        assert transition.source is not None and transition.target is not None
-        largest = transition.source.abs().amax(), transition.target.abs().amax()
-        if isinstance(transition, LowRank):  # exponentials of differences, no product of the two
-            return bound + 2 * torch.stack(largest).amax()
-        return bound + largest[0] * largest[1] * transition.source.shape[-1]
 
     def under(self, rule: str, eos: int) -> "HMMDistributions":
         """The same distributions under a context rule; `eos` is the word after which "reset" starts again."""

@@ -12,9 +12,8 @@ from vlhmm.clustering.blocks import Blocks
 from vlhmm.components import emissions
 from vlhmm.components.config import ModelConfig
 from vlhmm.components.fused import linear_log_softmax, take
-from vlhmm.components.low_rank import LowRank
 from vlhmm.components.networks import Residual, composed, network
-from vlhmm.components.transitions import BlockFactored, Softmax
+from vlhmm.components.transitions import BlockFactored, LowRank, Softmax
 
 Transition = Softmax | BlockFactored | LowRank
 

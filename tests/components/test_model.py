@@ -1,5 +1,6 @@
 """Every kind of model against its own definition written out densely, with and without state dropout."""
 
+import inspect
 import itertools
 import math
 from dataclasses import asdict
@@ -15,8 +16,7 @@ from models import KINDS, VOCABULARY, small_blocks, small_hmm
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.components.config import ModelConfig
 from vlhmm.components.dropout import num_kept, sample_columns, sample_kept, slots_of_columns
-from vlhmm.components.low_rank import LowRank
-from vlhmm.components.transitions import BlockFactored
+from vlhmm.components.transitions import BlockFactored, LowRank, Transitions, softmax, tiles
 from vlhmm.data.batches import Batch
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import ConfigError
@@ -202,8 +202,9 @@ def test_blocks_of_few_states_are_moved_together_or_one_by_one(dropped, monkeypa
     counts = torch.rand(5, slots, slots, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = []
     for few, rows in ((16, 512), (0, 512), (16, slots), (0, slots)):
-        monkeypatch.setattr("vlhmm.components.transitions.FEW_STATES", few)
-        monkeypatch.setattr("vlhmm.components.transitions.ROWS_AT_ONCE", rows)
+        for module in (tiles, softmax):
+            monkeypatch.setattr(module, "FEW_STATES", few)
+            monkeypatch.setattr(module, "ROWS_AT_ONCE", rows)
         value = transition.expected_log_likelihood(*pairs, counts)
         gradients = torch.autograd.grad(value, (hmm.embedding.state, *hmm.networks["source"].parameters()), retain_graph=True)
         found.append((transition.tiles(*pairs), value, *gradients))
@@ -229,7 +230,7 @@ def test_tiles_side_by_side_in_parts_or_at_once(monkeypatch):
     expected = (plain, *torch.autograd.grad(plain, (source, target)))
     transition = BlockFactored(log_block, source, target, None, enterable)
     for at_once in (1 << 20, 32, 1):
-        monkeypatch.setattr("vlhmm.components.transitions.ENTRIES_AT_ONCE", at_once)
+        monkeypatch.setattr("vlhmm.components.transitions.block_factored.ENTRIES_AT_ONCE", at_once)
         value = transition.expected_log_likelihood(*pairs, counts)
         found = (value, *torch.autograd.grad(value, (source, target)))
         for ours, theirs in zip(found, expected, strict=True):
@@ -382,3 +383,12 @@ def test_three_implementations_and_the_filter_give_one_score(kind, rule):
         expected = model.score(text)
         for implementation in ("numba", "torch", "log-space"):
             assert model.score(text, implementation=implementation) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", [BlockFactored, LowRank, softmax.Softmax])
+def test_every_kind_of_transition_has_the_methods_of_the_protocol(kind):
+    for name, method in vars(Transitions).items():
+        if name.startswith("_") or not callable(method):
+            continue
+        asked, given = inspect.signature(method).parameters, inspect.signature(getattr(kind, name)).parameters
+        assert list(given)[: len(asked)] == list(asked), name

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vlhmm.components.chain_inputs import Pairs
-from vlhmm.components.transitions import runs
+from vlhmm.components.transitions.tiles import runs
 from vlhmm.hmm import HMM
 from vlhmm.inference import Counts
 

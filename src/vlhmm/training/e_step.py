@@ -13,8 +13,7 @@ from torch import Tensor
 
 from vlhmm import inference
 from vlhmm.components.chain_inputs import FilterState, Pairs, chain_of, distinct_pairs, last_carry, pair_codes
-from vlhmm.components.low_rank import LowRank
-from vlhmm.components.transitions import Softmax
+from vlhmm.components.transitions import LowRank, Softmax
 from vlhmm.data.batches import Batch
 from vlhmm.errors import ConfigError
 from vlhmm.hmm import ModelPotentials

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vlhmm.components.transitions import Groups, TileCounts, columns_to_log, runs
+from vlhmm.components.transitions.tiles import BlockIds, TileCounts, block_bound, columns_to_log, runs
 from vlhmm.inference.low_rank_torch import ChannelCounts
 
 
@@ -37,6 +37,10 @@ class LowRank:
         log_block = self.log_block.detach().to(**how).log_softmax(-1)  # a wider type shows what rounding had left over
         return replace(self, log_block=log_block, source=source, target=target)
 
+    def largest_score(self) -> Tensor:
+        """A bound on the absolute scores: exponentials of differences, no product of the two."""
+        return block_bound(self.log_block) + 2 * torch.stack([self.source.abs().amax(), self.target.abs().amax()]).amax()
+
     def factors(self) -> tuple[Float[Tensor, "block slot channel"], Float[Tensor, "block slot channel"]]:
         """(phi, psi), each up to a factor that the normalization takes out: one a state, and one a block."""
         v = self.target
@@ -47,7 +51,7 @@ class LowRank:
         return phi, (v - v.detach().amax((1, 2), keepdim=True)).exp()
 
     @torch.no_grad()
-    def leave(self, phi: Tensor, psi: Tensor, from_block: Groups, to_block: Groups) -> Float[Tensor, "pair slot"]:
+    def leave(self, phi: Tensor, psi: Tensor, from_block: BlockIds, to_block: BlockIds) -> Float[Tensor, "pair slot"]:
         """p(m' | z) / (phi_z . Psi_m') for the states z of each pair's first block."""
         mass, log_block = psi.sum(1), self.log_block.detach()
         result = phi.new_empty(len(from_block), phi.shape[1])
@@ -57,7 +61,7 @@ class LowRank:
         return result
 
     @torch.no_grad()
-    def tiles(self, from_block: Groups, to_block: Groups, out: Tensor | None = None) -> TileCounts:
+    def tiles(self, from_block: BlockIds, to_block: BlockIds, out: Tensor | None = None) -> TileCounts:
         """A[states of from][:, states of to] for each pair; pairs are sorted by `from`."""
         phi, psi = self.factors()
         leave, num_slots = self.leave(phi, psi, from_block, to_block), phi.shape[1]
@@ -80,8 +84,8 @@ class LowRank:
 
     def expected_log_likelihood(
         self,
-        from_block: Groups,
-        to_block: Groups,
+        from_block: BlockIds,
+        to_block: BlockIds,
         counts: ChannelCounts,
         value: bool = True,
         tiles: TileCounts | None = None,

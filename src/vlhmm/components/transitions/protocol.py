@@ -1,0 +1,52 @@
+"""What every later stage asks of the matrix A: one protocol, whatever the kind of transition."""
+
+from typing import Any, Protocol, TypeVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vlhmm.components.transitions.tiles import BlockIds, TileCounts
+
+Counts = TypeVar("Counts", contravariant=True)  # expected counts: of tiles, or of channels where the rank is low
+
+
+class Transitions(Protocol[Counts]):
+    """p(z' | z), never held as a dense matrix."""
+
+    @property
+    def num_states(self) -> int: ...
+
+    def to(self, **how: Any) -> "Transitions[Counts]":
+        """The same, detached, in another dtype or on another device."""
+        ...
+
+    def largest_score(self) -> Tensor:
+        """A bound on the absolute scores whose softmax the rows are; not finite if one of them overflows."""
+        ...
+
+    def tiles(self, from_block: BlockIds, to_block: BlockIds, out: Tensor | None = None) -> TileCounts:
+        """(P, K, K) probabilities of the given block pairs."""
+        ...
+
+    def rows(self, states: Int[Tensor, " n"], out: Tensor | None = None) -> Float[Tensor, "n state"]:
+        """(n, S) probabilities of leaving the given states."""
+        ...
+
+    def expected_log_likelihood(
+        self,
+        from_block: BlockIds,
+        to_block: BlockIds,
+        counts: Counts,
+        value: bool = True,
+        tiles: TileCounts | None = None,
+    ) -> Tensor:
+        """sum of counts * log-probabilities, differentiable; without `value` its gradient alone.
+
+        `Softmax` and `BlockFactored` take `slots` too: the rows of some slots only, for an M-step in parts.
+        """
+        ...
+
+    def sample(self, states: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
+        """z' ~ p(. | z) for each given z."""
+        ...
