@@ -218,8 +218,10 @@ async def load(port: int, pid: int, mix: list[Any], requests: int, seed: int) ->
         "health_p50_ms": round(1000 * at(health, 0.5), 2),
         "health_p99_ms": round(1000 * at(health, 0.99), 2),
         "health_max_ms": round(1000 * health[-1], 2),
+        "health_over_50_ms": sum(seconds > 0.05 for seconds in health),
         "resident_mb": {str(count): round(size / 1e6, 1) for count, size in memory.items()},
         "load_average": os.getloadavg()[0],
+        "real_time": os.sched_getscheduler(0) != os.SCHED_OTHER,  # chrt: ahead of all other programs
         "cores": os.cpu_count(),
     }
 

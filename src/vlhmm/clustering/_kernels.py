@@ -47,10 +47,10 @@ class Members(NamedTuple):
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` compiled, and kept on disk where a folder can be written."""
     try:
-        return numba.njit(cache=True)(function)
+        return numba.njit(nogil=True, cache=True)(function)
     except (RuntimeError, OSError):  # numba found no folder it may write to
         log.debug("%s is compiled anew in every process: set NUMBA_CACHE_DIR", function.__name__)
-        return numba.njit(function)
+        return numba.njit(nogil=True)(function)
 
 
 def xlogx_table(largest: int) -> np.ndarray:

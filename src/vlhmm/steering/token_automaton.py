@@ -150,7 +150,7 @@ def _trimmed(automaton: TokenAutomaton) -> TokenAutomaton:
     return TokenAutomaton(np.ascontiguousarray(columns), merged, len(order) - 1)
 
 
-@numba.njit(cache=True)
+@numba.njit(nogil=True, cache=True)
 def _walk(delta: np.ndarray, flat: np.ndarray, offset: np.ndarray) -> np.ndarray:
     num_states, num_tokens = delta.shape[0], len(offset) - 1
     moves = np.empty((num_tokens, num_states), dtype=np.int32)
