@@ -129,6 +129,25 @@ def test_what_takes_hours_is_refused_with_an_estimate(run, capsys, monkeypatch):
     assert ask("information", run, "phrase", "the", "--words", "50") == 0
 
 
+def test_what_takes_minutes_shows_its_progress_and_can_be_interrupted(run, capsys, monkeypatch):
+    """100,000 words take less than an hour: the question is answered, with a bar on a terminal, and Ctrl-C ends it."""
+    import contextlib
+
+    from vlhmm.cli import information
+
+    seen: list[tuple[int, int]] = []
+
+    def look(done: int, total: int) -> None:
+        seen.append((done, total))
+        if len(seen) == 30:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(information, "token_progress", lambda *_: contextlib.nullcontext(look))
+    assert ask("information", run, "phrase", "the dog", "--words", "100000") == 130
+    assert [total for _, total in seen] == [100_000] * 30 and [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert "Traceback" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["a\0b", "a\udcffb"])
 @pytest.mark.parametrize("question", [["evaluate", "{}", "x"], ["evaluate", "RUN", "{}"], ["infill", "RUN", "{} [MASK]"], ["{}"]])
 def test_arguments_that_are_no_text_are_refused(run, capsys, question, text):
