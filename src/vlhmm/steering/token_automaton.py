@@ -111,9 +111,8 @@ def token_automaton(
     moves[lengths == 0] = DEAD  # a token that writes nothing would let the text go on without end
     moves[eos] = np.where(text.accept, final, DEAD)
     # tokens of one class have equal rows; hashing is much faster than sorting rows of many columns
-    keys = [row.tobytes() for row in moves]
-    number: dict[bytes, int] = {}
-    class_of_token = np.array([number.setdefault(key, len(number)) for key in keys], dtype=np.int32)
+    number: dict[bytes, int] = {}  # only distinct rows are held twice
+    class_of_token = np.array([number.setdefault(row.tobytes(), len(number)) for row in moves], dtype=np.int32)
     _, first = np.unique(class_of_token, return_index=True)
     delta = np.vstack([moves[first].T, np.full((1, len(first)), DEAD, dtype=np.int32)])
     return _trimmed(TokenAutomaton(np.ascontiguousarray(delta), class_of_token, final))
