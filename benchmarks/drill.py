@@ -32,6 +32,7 @@ from benchmarks import machine
 from vlhmm.cli.main import main as command
 from vlhmm.data.atomic_io import write_atomically
 from vlhmm.data.manifest import check_manifest
+from vlhmm.errors import ConfigError
 
 TRAIN = ["--preset", "tiny", "--states", "32", "--blocks", "4", "--epochs", "3", "--quiet", "--set", "training.checkpoint_seconds=0.02"]
 CALIBRATE = ["--set", "training.calibrate=true"]
@@ -204,8 +205,9 @@ class Drill:
         """Two pages of memory more at a time, until all is written: every write meets a full disk."""
         told = []
         for what in ACTIVITIES[1:]:  # calibration is training and more
-            refused, size = 0, 8  # KiB: too little for the first file
+            refused, size = 0, 8  # KiB
             with tmpfs(self.folder / f"small-{what}", f"{size}k") as disk:
+                (disk / "filler").write_bytes(bytes(size << 10))  # no page is left
                 while True:
                     subprocess.run(["mount", "-o", f"remount,size={size}k", str(disk)], check=True)
                     child = self.child(self.arguments(what, disk / "run"))
@@ -216,6 +218,7 @@ class Drill:
                     check(len(child.said()) == 1, f"{what}, {size} KiB: {child.said()[-3:]}")
                     refused, size = refused + 1, size + 8
                     check(size < 4096, f"{what}: no room in 4 MiB: {child.said()}")
+                subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)  # for the old and the new file
                 self.finish(what, disk / "run")
             check(refused > 0, f"{what}: the disk was never full")
             told.append(f"{what} {refused} times up to {size} KiB")
@@ -247,8 +250,10 @@ def tmpfs(path: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", str(path)], check=True)
 
 
-def run_drill(folder: Path, kills: int, seed: int, note: Callable[[str], None]) -> dict[str, Any]:
-    """All parts; what each did, or why it failed."""
+def run_drill(
+    folder: Path, kills: int, seed: int, note: Callable[[str], None], only: str | None = None
+) -> dict[str, Any]:
+    """All parts, or one; what each did, or why it failed."""
     began = time.monotonic()
     torch.set_num_threads(1)  # forked children share no threads
     for name in ("torch._dynamo", "torch.optim", "numba", "vlhmm.training.trainer", "vlhmm.inference.numba_backend"):
@@ -261,6 +266,9 @@ def run_drill(folder: Path, kills: int, seed: int, note: Callable[[str], None]) 
     parts |= {"SIGTERM and SIGINT": drill.signals, "two processes": drill.two_processes, "clock": drill.clock}
     if os.geteuid() == 0:
         parts |= {"full disk": drill.full_disk, "read-only folder": drill.read_only}
+    if only is not None and only not in parts:
+        raise ConfigError(f"--only {only}: expected one of {', '.join(parts)} (the disks need root)")
+    parts = {name: part for name, part in parts.items() if only in (None, name)}
     found: dict[str, str] = {}
     failed = []
     for name, part in parts.items():
@@ -271,7 +279,7 @@ def run_drill(folder: Path, kills: int, seed: int, note: Callable[[str], None]) 
             failed.append(name)
         note(f"{name}: {found[name]}")
     return {
-        "command": f"python -m benchmarks.drill --kills {kills} --seed {seed}",
+        "command": f"python -m benchmarks.drill --kills {kills} --seed {seed}" + (f" --only '{only}'" if only else ""),
         "commit": machine.commit(),
         "machine": machine.describe(),
         "kills_per_activity": kills,
@@ -283,6 +291,14 @@ def run_drill(folder: Path, kills: int, seed: int, note: Callable[[str], None]) 
     }
 
 
+def replaced_part(record: dict[str, Any], again: dict[str, Any], part: str) -> dict[str, Any]:
+    """The record with one part as it went the second time, and what that run was."""
+    about = {name: again[name] for name in ("command", "commit", "seconds")}
+    failed = [name for name in record["failed"] if name != part] + again["failed"]
+    runs = record.get("parts_run_again", {}) | {part: about}
+    return record | {"parts": record["parts"] | again["parts"], "failed": failed, "parts_run_again": runs}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """0 when every part passes, 1 otherwise."""
     from vlhmm.cli.numbers import count, seed
@@ -291,9 +307,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=count(1, 10_000), default=50, metavar="N", help="per activity (default: 50)")
     parser.add_argument("--seed", type=seed, default=0, help="of the moments (default: 0)")
     parser.add_argument("--record", metavar="FILE", help="write what happened there, as JSON")
+    parser.add_argument("--only", metavar="PART", help="one part; in an existing record it takes the place of the one before")
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="vlhmm-drill-") as name:
-        record = run_drill(Path(name), args.kills, args.seed, lambda line: print(line, file=sys.stderr, flush=True))
+        record = run_drill(
+            Path(name), args.kills, args.seed, lambda line: print(line, file=sys.stderr, flush=True), args.only
+        )
+    if args.record and args.only and Path(args.record).exists():
+        record = replaced_part(json.loads(Path(args.record).read_text()), record, args.only)
     if args.record:
         write_atomically(args.record, (json.dumps(record, indent=2) + "\n").encode())
     return 1 if record["failed"] else 0
