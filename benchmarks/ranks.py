@@ -187,10 +187,10 @@ def start_machines(case: Case, out: Path, names: tuple[str, str], job: str) -> l
         )  # fmt: skip
         enter = 'mount --bind "$0" /etc/hosts && hostname "$1" && shift && exec "$@"'  # seen by this machine alone
         named = ["unshare", "--uts", "--mount", "sh", "-c", enter, str(hosts), MACHINES[side]]
-        log = (case.folder / f"log-{job}-{'ab'[side]}").open("w")
         command = ["ip", "netns", "exec", name, *named, *together(case, out, 1, node=node)]
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": f"vlhmm{'ab'[side]}"}
-        started.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+        with (case.folder / f"log-{job}-{'ab'[side]}").open("w") as log:
+            started.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
     return started
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import ranks
 
-TINY = ["--corpus", "synthetic", "--tokens", "3000", "--states", "64", "--blocks", "8", "--iterations", "4", "--rounds", "1"]
+TINY = ["--corpus", "synthetic", "--tokens", "3000", "--states", "64", "--blocks", "8", "--iterations", "8", "--rounds", "1"]
 
 
 def namespaces_work() -> bool:
@@ -25,7 +25,7 @@ def test_processes_agree(tmp_path, capsys):
     ranks.main([*TINY, "--only", "processes", "--quiet", "--out", str(tmp_path / "ranks.json")])
     row = json.loads((tmp_path / "ranks.json").read_text())
     assert json.loads(capsys.readouterr().out) == row
-    assert row["processes"]["iterations"] == 4
+    assert row["processes"]["iterations"] == 8
     assert max(row["processes"]["relative_difference"].values()) < 1e-6
 
 
