@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,7 @@ def test_every_bad_input_gets_one_line_and_exit_code_two(capsys, folder, tmp_pat
 def test_offline_corpus_is_one_clear_sentence(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("VLHMM_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(urllib.request, "_opener", None)  # urlopen keeps the proxies it first met, for every later test
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     code, _, err = run(capsys, "train", "ptb", "--out", tmp_path / "run", "--quiet")
