@@ -16,7 +16,6 @@ from vlhmm.errors import QueryError
 from vlhmm.queries.decode import decode, posteriors
 from vlhmm.queries.infill import prepare
 from vlhmm.queries.prefix import begin
-from vlhmm.queries.tagging import TagCounts
 from vlhmm.queries.word_posterior import spot, word_posterior, word_posteriors
 
 EXACT = dict(rtol=1e-9, atol=1e-12)
@@ -212,21 +211,3 @@ def test_bad_questions_are_refused():
     ):
         with pytest.raises(QueryError, match=what):
             wrong()
-
-
-def test_tags_are_measured():
-    counts = TagCounts()
-    counts.add([1, 1, 1, 2], "NNVV")  # state 1: N N V; state 2: V
-    found = counts.scores()
-    assert found.many_to_one == 0.75 and found.num_states == 2 and found.num_tags == 2 and found.num_tokens == 4
-    joint = -(0.5 * math.log(0.5) + 2 * 0.25 * math.log(0.25))
-    of_states = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
-    homogeneity, completeness = 1 - (joint - of_states) / math.log(2), 1 - (joint - math.log(2)) / of_states
-    assert_allclose((found.homogeneity, found.completeness), (homogeneity, completeness), rtol=1e-12)
-    assert_allclose(found.v_measure, 2 * homogeneity * completeness / (homogeneity + completeness), rtol=1e-12)
-    perfect = TagCounts()
-    perfect.add([3, 4, 3], "ABA")
-    assert_allclose(perfect.scores()[3:], 1, rtol=1e-12)
-    with pytest.raises(ValueError, match="shorter"):
-        counts.add([1, 2], "N")
-    assert math.isnan(TagCounts().scores().v_measure)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from vlhmm.cli.numbers import count
@@ -12,12 +11,11 @@ from vlhmm.cli.options import (
     ResultWriter,
     add_log_base,
     load_model,
-    log_to,
     memory_of,
     on_line,
     query_parser,
 )
-from vlhmm.errors import DataError, VlhmmError
+from vlhmm.errors import VlhmmError
 
 if TYPE_CHECKING:
     from vlhmm.queries.prefix import Prefix
@@ -40,14 +38,10 @@ score is p(words, <eos>, states of the words). vlhmm infill --mode best maximize
 Under the context rule reset the chain restarts at every line. Under carry it goes on from the lines before, as in
 vlhmm score: paths and posteriors are given those lines as well, whose own states are summed over.
 
---gold TAGS, a file with one tag a word and one sentence a line, adds many-to-one accuracy (every state
-stands for the tag it is most often with) and V-measure (homogeneity and completeness), on standard error,
-or with --summary as the answer.
-
 examples:
   echo "we the people" | vlhmm decode runs/mine
   vlhmm decode runs/mine text.txt --method posterior --top 3
-  vlhmm decode runs/mine text.txt --gold tags.txt --summary --format json
+  vlhmm decode runs/mine text.txt -k 5 --format jsonl
 """
 
 
@@ -72,8 +66,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="viterbi: the state of the final <eos> is part of the path (max, the default) or summed over",
     )
     parser.add_argument("--top", type=count(), default=0, metavar="N", help="show the N most probable states of each word")
-    parser.add_argument("--gold", metavar="TAGS", help="tags to measure the states against")
-    parser.add_argument("--summary", action="store_true", help="with --gold: only the measures")
     add_log_base(parser)
     parser.set_defaults(run=run)
     return parser
@@ -84,7 +76,6 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.data.text import read_lines
     from vlhmm.errors import ConfigError
     from vlhmm.queries.prefix import begin
-    from vlhmm.queries.tagging import TagCounts
 
     if args.top < 0:
         raise ConfigError(f"--top {args.top} must be 0 or more")
@@ -92,16 +83,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"-k {args.k} lists best paths; --method {args.method} knows only one")
     if args.eos_state == "sum" and args.method != "viterbi":
         raise ConfigError(f"--eos-state sum speaks of paths; --method {args.method} sums over every other state anyway")
-    if args.summary and not args.gold:
-        raise ConfigError("--summary shows the measures of --gold; give a file of tags")
     model = load_model(args)
     logs = LogBase(args)
-    gold = read_lines(args.gold) if args.gold else None
-    counts = TagCounts()
     before = begin(model) if model.rule == "carry" else None
-    with ResultWriter("none" if args.summary else args.format) as answer:
+    with ResultWriter(args.format) as answer:
         for number, words in enumerate(read_lines(args.file, model.vocabulary.split), start=1):
-            tags = _tags(gold, args.gold, number, words) if gold is not None else None
             try:
                 found = _sentence(model, words, args, before) if words else []
             except VlhmmError as error:
@@ -111,29 +97,8 @@ def run(args: argparse.Namespace) -> int:
             if not words:
                 continue
             for rank, decoding in enumerate(found, start=1):
-                if not args.summary:
-                    answer(_record(number, rank, decoding, tags, logs, args), _columns(decoding, tags, args))
-            if tags is not None:
-                counts.add(found[0]["states"], tags)
-    if gold is not None:
-        if next(gold, None) is not None:
-            raise DataError(f"{args.gold} has more lines than the text; every sentence has one line of tags")
-        measures = counts.scores()._asdict()
-        shown = "  ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v:,}" for k, v in measures.items())
-        if args.summary:
-            ResultWriter(args.format, single=True)({"method": args.method, **measures}, shown)
-        else:
-            log_to(args.quiet)(shown)
+                answer(_record(number, rank, decoding, logs, args), _columns(decoding))
     return 0
-
-
-def _tags(gold: Iterator[list[str]], name: str, number: int, words: list[str]) -> list[str]:
-    tags = next(gold, None)
-    if tags is None:
-        raise DataError(f"{name} ends before line {number} of the text; every sentence has one line of tags")
-    if len(tags) != len(words):
-        raise DataError(f"{name}, line {number}: {len(tags)} tags for {len(words)} words, expected one tag a word")
-    return tags
 
 
 def _sentence(model: Any, words: list[str], args: argparse.Namespace, before: Prefix | None) -> list[dict[str, Any]]:
@@ -182,9 +147,7 @@ def _sentence(model: Any, words: list[str], args: argparse.Namespace, before: Pr
     ]
 
 
-def _record(
-    number: int, rank: int, decoding: dict, tags: list[str] | None, logs: LogBase, args: argparse.Namespace
-) -> dict:
+def _record(number: int, rank: int, decoding: dict, logs: LogBase, args: argparse.Namespace) -> dict:
     record = {
         "line": number,
         "rank": rank,
@@ -200,12 +163,10 @@ def _record(
         record["eos_state"] = decoding["eos_state"]
     if decoding["top"]:
         record["top"] = [[{"state": s, "probability": p} for s, p in places] for places in decoding["top"]]
-    if tags is not None:
-        record["tags"] = tags
     return record
 
 
-def _columns(decoding: dict, tags: list[str] | None, args: argparse.Namespace) -> list[str]:
+def _columns(decoding: dict) -> list[str]:
     lines = []
     for t, word in enumerate(decoding["words"]):
         columns = [
@@ -216,7 +177,5 @@ def _columns(decoding: dict, tags: list[str] | None, args: argparse.Namespace) -
         ]
         if decoding["top"]:
             columns += [f"{state}:{probability:.4f}" for state, probability in decoding["top"][t]]
-        if tags is not None:
-            columns.append(tags[t])
         lines.append("\t".join(columns))
     return [*lines, ""]
