@@ -2,7 +2,7 @@
 
     python -m benchmarks.atheris_parsers -runs=100000 [more options of libFuzzer]
 
-The first byte of an input chooses the parser: masks, regular expressions, constraints, phrases, settings, ARPA, `paths`,
+The first byte of an input chooses the parser: masks, regular expressions, phrases, settings, ARPA, `paths`,
 blocks, vocabularies, texts. What is no `VlhmmError` is a finding: add it to tests/trust/findings.json.
 """
 
@@ -18,7 +18,7 @@ with atheris.instrument_imports(include=["vlhmm.constraints", "vlhmm.lattice.tem
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import VlhmmError
 
-KINDS = ("mask", "regex", "constraint", "phrase", "setting", "arpa", "paths", "blocks", "vocabulary", "text")
+KINDS = ("mask", "regex", "phrase", "setting", "arpa", "paths", "blocks", "vocabulary", "text")
 
 
 def main() -> None:

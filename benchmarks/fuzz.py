@@ -44,7 +44,7 @@ from vlhmm.cli.main import main as command
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.clustering.paths import read_paths
 from vlhmm.config import override
-from vlhmm.constraints.constraint import compile_constraint, must_contain, parse_constraint, regex
+from vlhmm.constraints.constraint import compile_constraint, must_contain, regex
 from vlhmm.data.atomic_io import write_atomically
 from vlhmm.data.manifest import MODEL_FILES, check_manifest
 from vlhmm.data.text import read_lines
@@ -367,7 +367,7 @@ def hostile_text(draw: random.Random, world: World, note: list[str]) -> str:
 
 
 OPTIONS = {
-    "infill": ["-n", "--top-k", "--length", "--regex", "--constraint", "--must-contain", "--must-not", "--memory", "--seed", "--mode"],
+    "infill": ["-n", "--top-k", "--length", "--regex", "--must-contain", "--must-not", "--memory", "--seed", "--mode"],
     "sample": ["-n", "--max-tokens", "--top-k", "--top-p", "--temperature", "--prompt", "--length", "--seed", "--memory"],
     "next": ["--top-k", "--format"],
     "decode": ["-k", "--top", "--method", "--memory"],
@@ -449,15 +449,6 @@ def expression(draw: random.Random, depth: int = 0) -> str:
     return f"{inner} {expression(draw, depth + 1)}"
 
 
-def constraint_text(draw: random.Random, depth: int = 0) -> str:
-    if depth > 3 or draw.random() < 0.4:
-        name = draw.choice(("contains", "in_order", "length", "regex", "open", "__import__"))
-        value = draw.choice((*HOSTILE, *WORDS, "the cat", "the .* cat"))
-        return f"{name}({value if name == 'length' or draw.random() < 0.2 else json.dumps(value)})"
-    parts = constraint_text(draw, depth + 1), constraint_text(draw, depth + 1)
-    return draw.choice(("{} & {}", "{} | {}", "~{}", "({}) & ~({})", "{} {}", "{} + {}")).format(*parts)
-
-
 def parsed(kind: str, text: str, world: World, folder: Path) -> None:
     """Give one parser one input; the parsers that read files get it as one."""
     vocabulary = world.vocabulary
@@ -465,8 +456,6 @@ def parsed(kind: str, text: str, world: World, folder: Path) -> None:
         parse_template(vocabulary, text)
     elif kind == "regex":
         compile_constraint(regex(text), vocabulary)
-    elif kind == "constraint":
-        compile_constraint(parse_constraint(text), vocabulary)
     elif kind == "phrase":
         compile_constraint(must_contain(text), vocabulary)
     elif kind == "setting":
@@ -493,7 +482,7 @@ def parsed(kind: str, text: str, world: World, folder: Path) -> None:
 
 
 def parser_input(draw: random.Random, world: World, note: list[str]) -> str:
-    kind = draw.choice(("mask", "regex", "constraint", "phrase", "setting", "number", "arpa", "paths", "blocks", "vocabulary", "text"))
+    kind = draw.choice(("mask", "regex", "phrase", "setting", "number", "arpa", "paths", "blocks", "vocabulary", "text"))
     text = input_of(draw, kind, world)
     note.append(json.dumps({"kind": kind, "input": text}))
     with tempfile.TemporaryDirectory(prefix="vlhmm-fuzz-") as name:
@@ -506,8 +495,6 @@ def input_of(draw: random.Random, kind: str, world: World) -> str:
         return text_with_masks(draw)
     if kind == "regex":
         return expression(draw)
-    if kind == "constraint":
-        return constraint_text(draw)
     if kind == "phrase":
         return " ".join(draw.choices((*WORDS, "zebra", draw.choice(HOSTILE)), k=draw.choice((0, 1, 3, 40))))
     if kind == "number":

@@ -161,14 +161,11 @@ def test_infill(ask, model):
     assert "# gap 2, word 2 of 2" in answered(ask("infill", text, "--mode", "marginals"))
     several = answered(ask("infill", "-", "--open", "--allow-eos", text="the [MASK]\n[MASK] big\n"))
     assert len(several.splitlines()) == 2
-    expression = 'contains("dogs") & ~contains("small") | regex("the big [cat cats] .*")'
-    filled = answered(ask("infill", "the [MASK:2-4]", "-n", "20", "--constraint", expression))
+    wishes = ("--must-contain", "dogs", "--must-not", "small", "--regex", "the [big dogs] .*", "--length", "3-4")
+    filled = answered(ask("infill", "the [MASK:2-4]", "-n", "20", *wishes))
     for line in filled.splitlines():
         words = line.split("\t")[1].split()
-        assert ("dogs" in words and "small" not in words) or words[:3] in (
-            ["the", "big", "cat"],
-            ["the", "big", "cats"],
-        )
+        assert "dogs" in words and "small" not in words and words[1] in ("big", "dogs") and len(words) <= 4
     ordered = answered(
         ask("infill", "[MASK:4]", "--must-contain", "cat", "--must-contain", "the", "--in-order", "-n", "9")
     )
@@ -282,7 +279,6 @@ def test_export(ask, tmp_path):
         ("infill", ["the [MASK]", "--regex", "(the"], None, "without"),
         ("infill", ["the [MASK]", "--length", "x"], None, "--length 'x'"),
         ("infill", ["the [MASK]", "--in-order"], None, "--must-contain"),
-        ("infill", ["the [MASK]", "--constraint", "open('x')"], None, "cannot read the constraint"),
         ("infill", ["the [MASK]", "--regex", "(the|cat)* the (the|cat){14}"], None, "more than 4,096 states"),
         ("infill", ["[MASK:1-9000]", "--memory", "1M"], None, "would take"),
         ("infill", ["the [MASK]", "-n", "0"], None, "-n: '0': expected a whole number from 1"),

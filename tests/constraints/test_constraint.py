@@ -14,7 +14,6 @@ from vlhmm.constraints.constraint import (
     length,
     must_contain,
     must_not,
-    parse_constraint,
     regex,
 )
 from vlhmm.constraints.dfa import DFA, minimal
@@ -190,26 +189,6 @@ def test_exploding_constraints_are_refused():
         compile_constraint(regex("((a{99}){99}){99}"), VOCABULARY)
     with pytest.raises(QueryError, match="no word '"):
         compile_constraint(must_contain("nowhere"), VOCABULARY)
-
-
-def test_written_constraints():
-    written = parse_constraint('contains("a b") & ~contains("c") | (length(1, 2) & regex("a .*")) | in_order("a", "c")')
-    built = must_contain("a b") & ~must_contain("c") | (length(1, 2) & regex("a .*"))
-    built = built | must_contain("a", "c", in_order=True)
-    assert accepted(written) == accepted(built)
-    for wrong in (
-        "contains(",
-        "contains(1)",
-        "length('a')",
-        "__import__('os')",
-        "contains('a') + length(1)",
-        "",
-        "regex('a', 'b')",
-        "length(1, 2, 3)",
-        "contains(*['a'])",
-    ):
-        with pytest.raises(QueryError, match="constraint"):
-            parse_constraint(wrong)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def add_log_base(parser: argparse.ArgumentParser) -> None:
 
 
 def add_constraint_options(parser: argparse.ArgumentParser) -> None:
-    """--must-contain, --must-not, --length, --regex, --constraint, --scope."""
+    """Add --must-contain, --in-order, --must-not, --length, --regex and --scope."""
     group = parser.add_argument_group("constraints (all of them hold; words must be in the vocabulary)")
     group.add_argument(
         "--must-contain", action="append", default=[], metavar="PHRASE", help="a word or phrase; repeatable"
@@ -50,13 +50,6 @@ def add_constraint_options(parser: argparse.ArgumentParser) -> None:
         "--regex", action="append", default=[], metavar="PATTERN", help="over words, e.g. 'the .* [a b] c?'"
     )
     group.add_argument(
-        "--constraint",
-        action="append",
-        default=[],
-        metavar="EXPR",
-        help="""joined by & | ~, e.g. '~contains("a b") & length(2, 5) | regex("a .*")'""",
-    )
-    group.add_argument(
         "--scope",
         choices=("text", "gaps"),
         default="text",
@@ -66,7 +59,7 @@ def add_constraint_options(parser: argparse.ArgumentParser) -> None:
 
 def constraint_of(args: argparse.Namespace) -> Any:
     """The constraint the options ask for, or None."""
-    from vlhmm.constraints.constraint import length, must_contain, must_not, parse_constraint, regex
+    from vlhmm.constraints.constraint import length, must_contain, must_not, regex
 
     parts = []
     if args.must_contain:
@@ -78,7 +71,6 @@ def constraint_of(args: argparse.Namespace) -> Any:
     if args.length is not None:
         parts.append(length(*_range(args.length)))
     parts += [regex(pattern) for pattern in args.regex]
-    parts += [parse_constraint(expression) for expression in args.constraint]
     if not parts:
         return None
     whole = parts[0]

@@ -1,9 +1,10 @@
-"""What a text must look like. Input: words, phrases, patterns, joined by & | ~. Output: a minimal automaton.
+"""Constraints on a text: words, phrases, lengths and patterns, joined by `&`, `|` and `~`.
 
-must_contain("trade", "foreign powers") & ~must_contain("war") & length(5, 12)
+    must_contain("trade", "foreign powers") & ~must_contain("war") & length(5, 12)
+
+`compile_constraint` turns one into a minimal automaton over the vocabulary.
 """
 
-import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -195,45 +196,6 @@ def compile_constraint(constraint: Constraint, vocabulary: Vocabulary, max_state
     symbol_of_word = {word: i for i, word in enumerate(words)}
     automaton = minimal(constraint.dfa(symbol_of_word, len(words) + 1, max_states))
     return over_vocabulary(automaton, ids, len(vocabulary), vocabulary.eos)
-
-
-def parse_constraint(expression: str) -> Constraint:
-    """A constraint from its written form: contains("a b", …), in_order("a", "b"), length(2, 5), regex("…"),
-    & | ~ ()."""
-    try:
-        tree = ast.parse(expression.strip(), mode="eval").body
-    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two: nested too deeply
-        raise QueryError(f"cannot read the constraint {shortened(expression)}; {_WRITTEN}") from None
-    return _from_tree(tree, expression)
-
-
-_WRITTEN = 'write e.g. contains("a b") & ~contains("c") & length(2, 5) | regex("a .* b")'
-_CALLS = {
-    "contains": lambda *phrases: must_contain(*phrases),
-    "in_order": lambda *phrases: must_contain(*phrases, in_order=True),
-    "length": length,
-    "regex": regex,
-}
-
-
-def _from_tree(tree: ast.AST, expression: str) -> Constraint:
-    match tree:
-        case ast.BinOp(left, ast.BitAnd(), right):
-            return _from_tree(left, expression) & _from_tree(right, expression)
-        case ast.BinOp(left, ast.BitOr(), right):
-            return _from_tree(left, expression) | _from_tree(right, expression)
-        case ast.UnaryOp(ast.Invert(), part):
-            return ~_from_tree(part, expression)
-        case ast.Call(ast.Name(name), arguments, []) if name in _CALLS and all(
-            isinstance(argument, ast.Constant) for argument in arguments
-        ):
-            values = [argument.value for argument in arguments]  # type: ignore[attr-defined]
-            kind = int if name == "length" else str
-            if values and all(type(value) is kind for value in values) and (name != "length" or len(values) <= 2):
-                if name != "regex" or len(values) == 1:
-                    return _CALLS[name](*values)  # type: ignore[operator,no-any-return]
-            raise QueryError(f"{name} in the constraint {shortened(expression)} has the wrong arguments; {_WRITTEN}")
-    raise QueryError(f"cannot read the constraint {shortened(expression)}; {_WRITTEN}")
 
 
 def _phrase(phrase: str | Sequence[str]) -> Phrase:
