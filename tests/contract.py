@@ -6,6 +6,13 @@ import torch
 from vlhmm.evaluation.protocol import LanguageModel
 
 
+def next_word_distribution(model: LanguageModel, ids) -> np.ndarray:
+    """p(x | ids) of every word x, float64 (V,), where the ids begin a text."""
+    tokens = torch.as_tensor(np.asarray(ids, dtype=np.int64).reshape(1, -1))
+    _, carry = model.score_batch(tokens, torch.tensor([tokens.shape[1]]), model.start(1))
+    return model.next_word_probabilities(carry)[0].detach().numpy()
+
+
 def check_language_model(
     model: LanguageModel,
     rng: np.random.Generator,

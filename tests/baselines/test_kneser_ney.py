@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract import check_language_model
+from contract import check_language_model, next_word_distribution
 from vlhmm.baselines import load_baseline
 from vlhmm.baselines.kneser_ney import FALLBACK_DISCOUNTS, KneserNey, estimate, save
 from vlhmm.cli.main import main
@@ -94,7 +94,7 @@ def test_every_context_of_a_tiny_text_agrees_with_the_definition(lines, order):
         first = max((i for i, w in enumerate(context) if w == "<s>"), default=0)
         known = context[first:] if context else ("<s>",)[: order - 1]
         expected = [slow.prob(w, known) for w in vocabulary.words]
-        got = model.next_word_distribution(ids)
+        got = next_word_distribution(model, ids)
         np.testing.assert_allclose(got, expected, rtol=1e-11, atol=0)
         assert abs(got.sum() - 1) < 1e-12
 
@@ -111,7 +111,7 @@ def test_discounts_of_a_larger_text_agree_with_the_definition(order):
         ids = ids[ids != vocabulary.eos]
         context = ("<s>",) * (len(ids) < order - 1) + tuple(vocabulary.decode(ids))
         expected = [slow.prob(w, context) for w in vocabulary.words]
-        np.testing.assert_allclose(model.next_word_distribution(ids), expected, rtol=1e-11, atol=0)
+        np.testing.assert_allclose(next_word_distribution(model, ids), expected, rtol=1e-11, atol=0)
 
 
 def test_one_sentence_of_one_word_by_hand():
@@ -121,10 +121,10 @@ def test_one_sentence_of_one_word_by_hand():
     p(a | <s>) = (1 - 1/2) / 1 + 1/2 * p(a) = 17/24.
     """
     model, vocabulary, _ = make([["a"]], order=2)
-    at_start = model.next_word_distribution([])
+    at_start = next_word_distribution(model, [])
     assert at_start[vocabulary.id_of["a"]] == pytest.approx(17 / 24, rel=1e-15)
     assert at_start[vocabulary.unk] == pytest.approx(1 / 2 * 1 / 6, rel=1e-15)
-    after_unk = model.next_word_distribution([vocabulary.unk])  # never seen: the unigrams
+    after_unk = next_word_distribution(model, [vocabulary.unk])  # never seen: the unigrams
     assert after_unk[vocabulary.id_of["a"]] == pytest.approx(5 / 12, rel=1e-15)
     assert model.num_ngrams == 3 + 2 and model.num_parameters == 5 + 4
 
@@ -134,7 +134,7 @@ def test_sentence_starts_keep_their_plain_counts():
     model, vocabulary, slow = make([["a"]] * 5 + [["b", "a"]], order=3)
     assert slow.adjusted[1][("<s>", "a")] == 5 and slow.adjusted[1][("a", "<eos>")] == 2
     expected = slow.prob("a", ("<s>",))
-    assert model.next_word_distribution([])[vocabulary.id_of["a"]] == pytest.approx(expected, rel=1e-14)
+    assert next_word_distribution(model, [])[vocabulary.id_of["a"]] == pytest.approx(expected, rel=1e-14)
     assert expected > 0.7
 
 
@@ -149,7 +149,7 @@ def test_scores_are_the_distribution_read_off_word_by_word():
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, len(vocabulary), (1, 30)))
     log_prob, _ = model.score_batch(tokens, torch.tensor([30]), model.start(1))
     for t in range(30):
-        p = model.next_word_distribution(tokens[0, :t].numpy())[tokens[0, t]]
+        p = next_word_distribution(model, tokens[0, :t].numpy())[tokens[0, t]]
         assert log_prob[0, t].item() == pytest.approx(math.log(p), abs=1e-12)
 
 
@@ -157,9 +157,9 @@ def test_after_a_line_end_comes_a_sentence_start():
     model, vocabulary, _ = make(zipf_sentences(4, 60, 6), 4)
     w1, w2 = vocabulary.id_of["w1"], vocabulary.id_of["w2"]
     fresh, after = [], [w2, w1, vocabulary.eos]
-    np.testing.assert_array_equal(model.next_word_distribution(fresh), model.next_word_distribution(after))
+    np.testing.assert_array_equal(next_word_distribution(model, fresh), next_word_distribution(model, after))
     np.testing.assert_array_equal(
-        model.next_word_distribution([w2]), model.next_word_distribution([w1, vocabulary.eos, w2])
+        next_word_distribution(model, [w2]), next_word_distribution(model, [w1, vocabulary.eos, w2])
     )
 
 
@@ -168,7 +168,7 @@ def test_after_a_line_end_comes_a_sentence_start():
 def test_texts_without_counts_of_counts_take_the_fallback(lines, order):
     model, vocabulary, _ = make(lines, order)
     for context in ([], [vocabulary.unk], [vocabulary.eos], [0] * 12):
-        p = model.next_word_distribution(context)
+        p = next_word_distribution(model, context)
         assert np.isfinite(p).all() and (p > 0).all() and abs(p.sum() - 1) < 1e-12
     assert FALLBACK_DISCOUNTS in model.discounts
 
@@ -184,7 +184,7 @@ def test_what_cannot_be_estimated_or_asked_is_refused():
         estimate(Text(np.array([7], np.int32), np.array([0, 1]), 0, 0, 2), vocabulary)
     for ids in ([3], [-1]):
         with pytest.raises(QueryError, match="expected 0 to 2"):
-            model.next_word_distribution(ids)
+            next_word_distribution(model, ids)
         with pytest.raises(QueryError, match="expected 0 to 2"):
             model.score_batch(torch.tensor([ids]), torch.tensor([1]), model.start(1))
 
@@ -276,12 +276,12 @@ def test_arpa_files_of_others_are_understood(tmp_path):
     path.write_text(ARPA)
     model = KneserNey.read_arpa(path)
     assert model.vocabulary.words == ("<unk>", "<eos>", "a")
-    start = np.log10(model.next_word_distribution([]))
+    start = np.log10(next_word_distribution(model, []))
     np.testing.assert_allclose(start, [-1.5, -1.0, -0.125])  # the back-off of <s> is -0.5
-    np.testing.assert_allclose(np.log10(model.next_word_distribution([2])), [-1.25, -0.75, -0.5])
+    np.testing.assert_allclose(np.log10(next_word_distribution(model, [2])), [-1.25, -0.75, -0.5])
     path.write_bytes(gzip.compress(ARPA.replace("-1.0\t<unk>\n", "").replace("1=4", "1=3").encode()))
     model = KneserNey.read_arpa(path)  # packed, and without <unk>
-    assert model.next_word_distribution([])[model.vocabulary.unk] == 0.0
+    assert next_word_distribution(model, [])[model.vocabulary.unk] == 0.0
     log_prob, _ = model.score_batch(torch.tensor([[model.vocabulary.unk, 1]]), torch.tensor([2]), model.start(1))
     assert log_prob[0, 0] == -math.inf and not log_prob.isnan().any()
 
@@ -361,7 +361,7 @@ def test_ptb_agrees_with_lmplz(ptb, order, test):
         for _ in range(5):
             start = rng.integers(ptb.test.num_tokens - 4)
             for ids in (ptb.test.tokens[start : start + 4], rng.integers(0, len(ptb.vocabulary), 4)):
-                assert abs(model.next_word_distribution(ids).sum() - 1) < 1e-11
+                assert abs(next_word_distribution(model, ids).sum() - 1) < 1e-11
 
 
 @needs_data

@@ -17,7 +17,7 @@ Where the counts of counts allow no discounts (tiny or very regular texts: an n_
 outside (0, j]), an order takes D = 0.5, 1, 1.5, as lmplz's --discount_fallback does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,14 +91,6 @@ class KneserNey:
         last = lengths.cpu().numpy()[:, None] + np.arange(self.order - 1)
         carry = torch.from_numpy(np.take_along_axis(words, last, axis=1))
         return torch.from_numpy(np.where(inside, log_prob, 0.0)), carry
-
-    def next_word_distribution(self, context_ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """p(. | context), float64 (V,), after all words since the start of the text, or order-1 at least."""
-        words = np.asarray(context_ids, dtype=np.int64).reshape(-1)
-        self._check(words)
-        keep = self.order - 1
-        words = np.concatenate([np.full(keep, len(self.vocabulary)), words])
-        return self._distribution(words[len(words) - keep :])
 
     def next_word_probabilities(self, carry: Tensor) -> Tensor:
         """p(x | text so far) of every word x, float64 (B, V); O(V) for every distinct context."""

@@ -7,7 +7,7 @@ mode to switch.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -77,13 +77,6 @@ class NeuralLanguageModel(nn.Module, ABC):
         longer = torch.cat([tokens, anything], dim=1)
         lengths = torch.full((len(longer),), longer.shape[1])
         return self.hidden(longer, lengths, self.start(len(longer)), None)[0][:, 1:]
-
-    @torch.no_grad()
-    def next_word_distribution(self, context_ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """p(. | context), float64 (V,), where the context is all words since the start of the text."""
-        context = torch.as_tensor(np.asarray(context_ids, dtype=np.int64).reshape(1, -1))
-        _, carry = self.score_batch(context, torch.tensor([context.shape[1]]), self.start(1))
-        return self.next_word_probabilities(carry)[0].numpy()
 
     @torch.no_grad()
     def next_word_probabilities(self, carry: Any) -> Tensor:
