@@ -226,7 +226,7 @@ def test_under_carry_every_verb_goes_on_over_line_ends(carrying, capsys, tmp_pat
         assert record["word"] == lines[2].split()[record["position"] - 1]
 
 
-def test_spot(ask):
+def test_surprisal(ask):
     text = "the big cat runs .\nthe runs big cat .\n"
     shown = answered(ask("surprisal", "--worst", "2", text=text)).splitlines()
     assert len(shown) == 2 and all(line.startswith("2:") for line in shown) and "expected: " in shown[0]

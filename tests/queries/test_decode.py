@@ -16,7 +16,7 @@ from vlhmm.errors import QueryError
 from vlhmm.queries.decode import decode, posteriors
 from vlhmm.queries.infill import prepare
 from vlhmm.queries.prefix import begin
-from vlhmm.queries.word_posterior import spot, word_posterior, word_posteriors
+from vlhmm.queries.word_posterior import surprisal, word_posterior, word_posteriors
 
 EXACT = dict(rtol=1e-9, atol=1e-12)
 
@@ -140,7 +140,7 @@ def test_under_carry_a_line_is_decoded_given_the_lines_before(model, data):
         spread = np.zeros_like(marginal)
         np.add.at(spread, known.states[t].numpy(), smoothed)
         assert_allclose(spread, marginal, **EXACT)
-    for surprise in spot(model, line, before=before):
+    for surprise in surprisal(model, line, before=before):
         t = surprise.position
         weights = [
             oracle.string_probability(oracle_model(model), [*history, *ids[:t], w, *ids[t + 1 :], eos])
@@ -183,7 +183,7 @@ def test_paths_are_hmmlearns(tmp_path):
 def test_spot_finds_the_least_expected():
     model = random_model(1, num_words=4, num_blocks=3)
     words = "a b zzz c a".split()
-    found = spot(model, words, top_k=2)
+    found = surprisal(model, words, top_k=2)
     assert [s.log_prob for s in found] == sorted(s.log_prob for s in found)
     assert sorted(s.position for s in found) == list(range(5))
     for surprise in found:

@@ -15,7 +15,7 @@ from dense_hmm import DenseModel, oracle_model, random_model
 from query_models import MANY, REAL, ids_of, models, real_model
 from vlhmm.constraints.constraint import length, must_contain, must_not, regex
 from vlhmm.errors import QueryError
-from vlhmm.queries.infill import infill, prepare
+from vlhmm.queries.infill import prepare
 from vlhmm.queries.sample import constrained, sample
 
 EXACT = dict(rtol=1e-9, atol=1e-12)
@@ -299,13 +299,11 @@ def test_impossible_wishes_are_refused():
     with pytest.raises(QueryError, match="impossible constraint"):
         prepare(model, "a [MASK] b", must_contain("a a a"))
     with pytest.raises(QueryError, match="impossible constraint"):
-        infill(model, "a [MASK] b", constraint=must_not("a"))
+        prepare(model, "a [MASK] b", must_not("a"))
     with pytest.raises(QueryError, match="no word 'A' in the vocabulary of .* words; nearest: a"):
         prepare(model, "a [MASK] b", must_contain("A"))
-    with pytest.raises(QueryError, match="unknown mode"):
-        infill(model, "a [MASK]", mode="worst")
     with pytest.raises(QueryError, match="unknown scope"):
-        infill(model, "a [MASK]", scope="all")
+        prepare(model, "a [MASK]", scope="all")
     with pytest.raises(QueryError, match="has 1 gaps"):
         prepare(model, "a [MASK]").log_prob("a", "b")
     with pytest.raises(QueryError, match="no temperature"):

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.data.text import read_lines
     from vlhmm.errors import ConfigError
     from vlhmm.queries.prefix import begin
-    from vlhmm.queries.word_posterior import spot
+    from vlhmm.queries.word_posterior import surprisal
 
     for name, value in (("--worst", args.worst), ("--each", args.each), ("--top-k", args.top_k)):
         if value is not None and value < 1:
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     with ResultWriter(args.format) as answer:
         for number, words in enumerate(read_lines(args.file, model.vocabulary.split), start=1):
             try:
-                found = spot(model, words, args.top_k, memory=memory_of(args), before=before) if words else []
+                found = surprisal(model, words, args.top_k, memory=memory_of(args), before=before) if words else []
             except VlhmmError as error:
                 raise on_line(number, True, error) from None
             if before is not None:

@@ -8,13 +8,13 @@ otherwise.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from vlhmm.constraints.automaton import Automaton, free, with_free_state
 from vlhmm.constraints.constraint import Constraint, compile_constraint
-from vlhmm.data.user_text import DEFAULT_MEMORY, check_sample_memory, generator_of
+from vlhmm.data.user_text import DEFAULT_MEMORY, Seed, check_sample_memory, generator_of
 from vlhmm.errors import QueryError
 from vlhmm.lattice.backward import BackwardLattice, backward
 from vlhmm.lattice.forward import GapMarginals, gap_marginals
@@ -67,7 +67,7 @@ class GapDistribution(Result):
     words: dict[int, list[WordDistribution]]  # {length: a distribution for each place}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Infilling:
     """A text with gaps, ready to be asked: its messages are computed once."""
 
@@ -81,7 +81,10 @@ class Infilling:
     _lattice: BackwardLattice
     _start: int
 
-    def sample(self, n: int = 1, seed: Any = 0) -> list[Fill]:
+    def __repr__(self) -> str:
+        return f"Infilling({' '.join(self.words)!r}, log_evidence={self.log_evidence:.4f}, log_constraint={self.log_constraint})"
+
+    def sample(self, n: int = 1, seed: Seed = 0) -> list[Fill]:
         """`n` independent draws from p(fill | observed, constraint), each with its exact probability."""
         if n < 1:
             raise QueryError(f"asked for {n} samples, expected at least 1")
@@ -235,25 +238,3 @@ def prepare_items(
     return Infilling(
         model, template, tuple(words), scope, memory, log_evidence, log_constraint, lattice, automaton.initial
     )
-
-
-def infill(
-    model: "HMMLanguageModel",
-    text: str | Sequence[str],
-    n: int = 1,
-    mode: Literal["sample", "best", "marginals"] = "sample",
-    constraint: Constraint | None = None,
-    scope: Scope = "text",
-    eos: bool = True,
-    allow_eos: bool = False,
-    seed: Any = 0,
-    memory: float = DEFAULT_MEMORY,
-) -> list[Fill] | BestFill | list[GapDistribution]:
-    """`n` exact samples (mode "sample"), the best fill ("best"), or every gap word's distribution
-    ("marginals")."""
-    if mode not in ("sample", "best", "marginals"):
-        raise QueryError(f"unknown mode {mode!r}, expected sample, best or marginals")
-    ready = prepare(model, text, constraint, scope, eos, allow_eos, memory)
-    if mode == "sample":
-        return ready.sample(n, seed)
-    return ready.best() if mode == "best" else ready.marginals()

@@ -74,7 +74,7 @@ def word_posteriors(
         yield _distribution(model, found)
 
 
-def spot(
+def surprisal(
     model: "HMMLanguageModel",
     text: str | Sequence[str],
     top_k: int = 5,
