@@ -4,14 +4,12 @@ Scoring batches of token ids follows the `LanguageModel` protocol that the basel
 exact question in terms of words. Log-probabilities are natural logarithms (nats) throughout.
 """
 
-import html
 import shutil
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -23,7 +21,7 @@ from vlhmm.constraints.constraint import Constraint
 from vlhmm.data.manifest import MANIFEST, MODEL_FILES, accept_files, check_manifest
 from vlhmm.data.tokenizer import TokenVocabulary, encode_file
 from vlhmm.data.user_text import DEFAULT_MEMORY as QUERY_MEMORY
-from vlhmm.data.user_text import encode_sentence
+from vlhmm.data.user_text import Seed, encode_sentence
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.distributions import HMMDistributions, TileCache
 from vlhmm.errors import CheckpointError, ConfigError
@@ -36,7 +34,8 @@ from vlhmm.queries.next_word import WordDistribution, WordProbability, next_dist
 from vlhmm.queries.prefix import Prefix, begin
 from vlhmm.queries.sample import Sample, sample
 from vlhmm.queries.score import TokenScore, score, token_scores
-from vlhmm.queries.word_posterior import Surprise, spot, word_posterior, word_posteriors
+from vlhmm.queries.word_posterior import Surprise, surprisal, word_posterior, word_posteriors
+from vlhmm.results import html_table
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 DEFAULT_MEMORY = 6 << 30  # bytes of transition tiles kept while scoring
 Words = str | Sequence[str]  # a text, split at blanks, or its words
 Implementation = Literal["numba", "torch", "log-space"]
-Seed = int | np.random.Generator | torch.Generator
 
 
 class HMMLanguageModel:
@@ -60,7 +58,7 @@ class HMMLanguageModel:
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, distributions: HMMDistributions, rule: str = "reset", memory: int = DEFAULT_MEMORY
+        self, vocabulary: Vocabulary, distributions: HMMDistributions, rule: Rule = "reset", memory: int = DEFAULT_MEMORY
     ) -> None:
         self.vocabulary, self.rule = vocabulary, rule
         self.distributions = distributions.under(rule, vocabulary.eos)
@@ -70,10 +68,6 @@ class HMMLanguageModel:
             raise ConfigError(
                 f"the vocabulary has {len(vocabulary):,} words, the model {distributions.vocab_size:,}; they belong to different runs"
             )
-
-    @property
-    def tables(self) -> HMMDistributions:
-        return self.distributions
 
     # ---- what it is
 
@@ -86,11 +80,7 @@ class HMMLanguageModel:
         return "HMMLanguageModel(" + ", ".join(f"{name}={value}" for name, value in self._about().items()) + ")"
 
     def _repr_html_(self) -> str:
-        cells = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
-            for name, value in self._about().items()
-        )
-        return f"<table><caption>HMM language model</caption>{cells}</table>"
+        return html_table("HMM language model", self._about())
 
     def _about(self) -> dict[str, str]:
         distributions = self.distributions
@@ -291,7 +281,7 @@ class HMMLanguageModel:
             120
         """
         text = encode_file(path, self.vocabulary)
-        return evaluate(self, text, context or self.rule, streams)  # type: ignore[arg-type]
+        return evaluate(self, text, context or self.rule, streams)
 
     # ---- the next word
 
@@ -531,7 +521,7 @@ class HMMLanguageModel:
             >>> len(model.surprisal("the dog runs ."))
             4
         """
-        return spot(self, text, top_k, eos, before=before)
+        return surprisal(self, text, top_k, eos, before=before)
 
     # ---- hidden states
 

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
-import torch
-
 from vlhmm.data.text import encode, read_lines
+from vlhmm.data.user_text import Seed
 from vlhmm.errors import QueryError
 from vlhmm.evaluation.mixture import Mixture
 from vlhmm.evaluation.perplexity import Report, Rule, evaluate
@@ -16,9 +14,9 @@ from vlhmm.queries import left_to_right
 from vlhmm.queries.next_word import WordDistribution, WordProbability
 from vlhmm.queries.sample import Sample
 from vlhmm.queries.score import TokenScore, total
+from vlhmm.results import html_table
 
 Words = str | Sequence[str]  # a text, split at blanks, or its words
-Seed = int | np.random.Generator | torch.Generator
 
 
 class MixtureLanguageModel(Mixture):
@@ -44,8 +42,18 @@ class MixtureLanguageModel(Mixture):
         self.hmm_folders = tuple(hmm_folders)
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{w:.3f} {type(m).__name__}" for w, m in zip(self.weights, self.components, strict=True))
-        return f"MixtureLanguageModel({parts}, vocabulary={len(self.vocabulary):,}, context={self.rule})"
+        return "MixtureLanguageModel(" + ", ".join(f"{name}={value}" for name, value in self._about().items()) + ")"
+
+    def _repr_html_(self) -> str:
+        return html_table("Mixture of language models", self._about())
+
+    def _about(self) -> dict[str, str]:
+        parts = zip(self.weights, self.components, strict=True)
+        return {
+            "components": " + ".join(f"{weight:.3f} {type(model).__name__}" for weight, model in parts),
+            "vocabulary": f"{len(self.vocabulary):,}",
+            "context": self.rule,
+        }
 
     def perplexity(self, path: str | Path, context: Rule | None = None, streams: int = 16) -> Report:
         """Return the perplexity of a text file, one sentence per line, with every count it depends on."""

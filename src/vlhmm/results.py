@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import html
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,9 +24,21 @@ class Result:
         """
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
+    def _repr_html_(self) -> str:
+        return html_table(type(self).__name__, self.to_dict())
+
+
+def html_table(caption: str, cells: Mapping[str, object]) -> str:
+    """Return an HTML table with one row per name, for notebooks."""
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
+        for name, value in cells.items()
+    )
+    return f"<table><caption>{html.escape(caption)}</caption>{rows}</table>"
+
 
 def _plain(value: object) -> object:
-    if isinstance(value, Result):
+    if hasattr(value, "to_dict"):
         return value.to_dict()
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}

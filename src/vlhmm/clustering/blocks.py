@@ -125,7 +125,7 @@ class Blocks:
     @property
     def states_per_block(self) -> int:
         """K, padding included."""
-        return self.states_of_block.shape[1]
+        return int(self.states_of_block.shape[1])
 
     @property
     def num_real_states(self) -> int:
@@ -281,7 +281,7 @@ def allocate_states(
     weight /= weight.sum()
 
     def shares(log_scale: float) -> np.ndarray:
-        return np.clip(weight * np.exp(log_scale), low, high)
+        return np.asarray(np.clip(weight * np.exp(log_scale), low, high))
 
     below = np.log(low / weight.max())  # everything at `low`: at most units in all
     above = np.log(high / weight.min())  # everything at `high`: at least units in all

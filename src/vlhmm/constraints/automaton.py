@@ -30,7 +30,7 @@ class Automaton:
 
     @property
     def num_classes(self) -> int:
-        return self.delta.shape[1]
+        return int(self.delta.shape[1])
 
     @cached_property
     def alive(self) -> np.ndarray:

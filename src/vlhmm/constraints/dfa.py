@@ -29,7 +29,7 @@ class DFA:
 
     @property
     def num_symbols(self) -> int:
-        return self.delta.shape[1]
+        return int(self.delta.shape[1])
 
     def accepts(self, symbols: Iterable[int]) -> bool:
         """Whether the sequence ends in an accepting state."""

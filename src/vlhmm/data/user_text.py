@@ -2,12 +2,16 @@
 
 import difflib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
+import torch
 
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import QueryError
 from vlhmm.limits import shortened
 
+Seed = int | np.random.Generator | torch.Generator
 
 class Words(NamedTuple):
     """Words as written, and their ids; a word beyond the vocabulary has the id of <unk>."""
@@ -77,13 +81,11 @@ def gibibytes(num_bytes: float) -> str:
 DEFAULT_MEMORY = 4 << 30
 
 
-def generator_of(seed: Any) -> Any:
-    """A torch.Generator from a seed, a numpy Generator, or itself."""
-    import torch
-
+def generator_of(seed: Seed) -> torch.Generator:
+    """Return the torch generator of a seed: itself, one seeded by an integer, or one seeded by a NumPy generator."""
     if isinstance(seed, torch.Generator):
         return seed
-    if hasattr(seed, "integers"):
+    if isinstance(seed, np.random.Generator):
         seed = int(seed.integers(2**63))
     if not isinstance(seed, int):
         raise QueryError(f"a seed is an integer or a random generator, got {type(seed).__name__}")

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from vlhmm.data.prepared import PreparedText
 from vlhmm.data.text import Text
 from vlhmm.errors import ConfigError, DataError
 from vlhmm.evaluation.protocol import LanguageModel
+from vlhmm.results import Result
 
 Rule = Literal["reset", "carry"]
 Progress = Callable[[int, int], None]  # tokens done, tokens in all
@@ -29,7 +30,7 @@ def perplexity(log_likelihood: float, tokens: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Result):
     """A perplexity with every count that it depends on."""
 
     perplexity: float
@@ -45,9 +46,6 @@ class Report:
     bits_per_token: float
     bits_per_byte: float
     vocabulary_size: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def token_log_probs(

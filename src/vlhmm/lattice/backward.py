@@ -90,10 +90,6 @@ class BackwardLattice:
 
     def arrival(self, following: LatticeMessage, state: int) -> tuple[Tensor, float]:
         """(values (S,), log scale) of sum_q' E_qq'(z') R(q', z') for one automaton state q."""
-        return self.combined(following, state, self.emission)
-
-    def combined(self, following: LatticeMessage, state: int, weight) -> tuple[Tensor, float]:
-        """The sum over q' of weight(classes from q to q') times the message of q'."""
         template, ring = self.template, self.ring
         terms: list[tuple[Tensor, Tensor | None, float]] = []
         for target, classes in self.targets(state).items():
@@ -102,9 +98,9 @@ class BackwardLattice:
                 continue
             ordinary = tuple(c for c in classes if not self.is_fresh(c))
             if ordinary and following.rows is not None:
-                terms.append((weight(ordinary), following.rows.values[row], float(following.rows.log_scale[row])))
+                terms.append((self.emission(ordinary), following.rows.values[row], float(following.rows.log_scale[row])))
             if len(ordinary) < len(classes) and following.log_fresh is not None:
-                terms.append((weight((template.automaton.eos_class,)), None, float(following.log_fresh[row])))
+                terms.append((self.emission((template.automaton.eos_class,)), None, float(following.log_fresh[row])))
         top = max((scale for *_, scale in terms), default=-np.inf)
         result = torch.zeros(self.distributions.num_states, dtype=torch.float64, device=self.distributions.device)
         if top == -np.inf:

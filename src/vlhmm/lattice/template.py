@@ -96,7 +96,7 @@ class InfillTemplate:
         """The automaton states after a given word."""
         if not item.read:
             return states
-        return self.automaton.delta[states, self.automaton.class_of_word[item.word]]
+        return np.asarray(self.automaton.delta[states, self.automaton.class_of_word[item.word]])
 
     def num_bytes(self, num_states: int) -> int:
         """What the messages take: 8 bytes a (words remaining, automaton state, state of the model)."""

@@ -9,7 +9,7 @@ given that text as well, whose own states are summed over.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -47,9 +47,9 @@ class Posteriors(Result):
     """Each word's distribution over the K states that may emit it."""
 
     words: list[str]
-    states: Tensor  # (T, K) ids
-    filtered: Tensor  # (T, K) p(z_t | x_<=t)
-    smoothed: Tensor  # (T, K) p(z_t | x)
+    states: Tensor = field(repr=False)  # (T, K) ids
+    filtered: Tensor = field(repr=False)  # (T, K) p(z_t | x_<=t)
+    smoothed: Tensor = field(repr=False)  # (T, K) p(z_t | x)
     log_likelihood: float  # log p(text), nats
 
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vlhmm.constraints.automaton import Automaton
 from vlhmm.constraints.constraint import compile_constraint, must_contain
-from vlhmm.data.user_text import DEFAULT_MEMORY, encode_sentence, encode_words, generator_of, memory_check
+from vlhmm.data.user_text import DEFAULT_MEMORY, Seed, encode_sentence, encode_words, generator_of, memory_check
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
 from vlhmm.lattice.backward import BackwardLattice, LatticeMessage, ScaledVectors, row_index
@@ -44,7 +44,7 @@ class Estimate(Result):
     num_tokens: int  # a stream
 
 
-def entropy_rate(model: "HMMLanguageModel", num_streams: int = 64, num_tokens: int = 256, seed: Any = 0) -> Estimate:
+def entropy_rate(model: "HMMLanguageModel", num_streams: int = 64, num_tokens: int = 256, seed: Seed = 0) -> Estimate:
     """An estimate of lim H(x_1 .. x_n) / n, in nats a token: -log p(x) / n averaged over sampled streams.
 
     Streams go on over every <eos> as the context rule says. No closed form is known for a hidden Markov

@@ -8,29 +8,29 @@ Under the context rule "reset" the model restarts after an <eos>.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
-from vlhmm.data.user_text import DEFAULT_MEMORY, check_sample_memory, encode_sentence, encode_words, generator_of
-from vlhmm.data.vocabulary import UNK
+from vlhmm.data.user_text import DEFAULT_MEMORY, Seed, check_sample_memory, encode_sentence, encode_words, generator_of
 from vlhmm.errors import QueryError
 from vlhmm.queries import next_word as hmm_next_word
 from vlhmm.queries import sample as hmm_sample
 from vlhmm.queries import score as hmm_score
 from vlhmm.queries.next_word import WordDistribution
 from vlhmm.queries.sample import Sample, Weighing
-from vlhmm.queries.score import SentenceScore, TokenScore, total
+from vlhmm.queries.score import SentenceScore, TokenScore, sentence_score, token_list
 
 if TYPE_CHECKING:
     from vlhmm.evaluation.protocol import LanguageModel
+    from vlhmm.language_model import HMMLanguageModel
 
 _AT_ONCE = 64  # texts drawn side by side: each needs a distribution over the vocabulary
 
 
-def has_hidden_states(model: object) -> bool:
-    """Whether the queries of an HMM can be asked."""
-    return hasattr(model, "tables")
+def has_hidden_states(model: object) -> "TypeGuard[HMMLanguageModel]":
+    """Return whether the model is an HMM, which answers queries about hidden states."""
+    return hasattr(model, "distributions")
 
 
 class ReadText(NamedTuple):
@@ -40,7 +40,7 @@ class ReadText(NamedTuple):
     carry: Any  # the model's state after it
 
 
-def read(model: Any, ids: Sequence[int], carry: Any = None) -> ReadText:
+def read(model: "LanguageModel", ids: Sequence[int], carry: Any = None) -> ReadText:
     """Read one text from `carry` on, or from the start; restarting after an <eos>, if the rule says so."""
     vocabulary = model.vocabulary
     carry = model.start(1) if carry is None else carry
@@ -59,17 +59,13 @@ def read(model: Any, ids: Sequence[int], carry: Any = None) -> ReadText:
     return ReadText(log_probs, carry)
 
 
-def token_scores(model: Any, text: str | Sequence[str], eos: bool = True) -> list[TokenScore]:
+def token_scores(model: "LanguageModel", text: str | Sequence[str], eos: bool = True) -> list[TokenScore]:
     """log p(x_t | x_<t) of every word of `text` and, by default, of the <eos> after it."""
     words, ids = encode_sentence(model.vocabulary, text, eos)
-    return _tokens(model.vocabulary, words, ids, read(model, ids).log_probs)
+    return token_list(model.vocabulary, words, ids, read(model, ids).log_probs)
 
 
-def _tokens(vocabulary: Any, words: list[str], ids: list[int], log_probs: list[float]) -> list[TokenScore]:
-    return [TokenScore(w, i, p, w not in vocabulary) for w, i, p in zip(words, ids, log_probs, strict=True)]
-
-
-def score_lines(model: Any, lines: Iterable[Sequence[str]]) -> Iterator[SentenceScore]:
+def score_lines(model: "LanguageModel", lines: Iterable[Sequence[str]]) -> Iterator[SentenceScore]:
     """Score each line as it comes; under "carry" a line goes on from the state the one before left."""
     if has_hidden_states(model):
         yield from hmm_score.score_lines(model, lines)
@@ -78,18 +74,11 @@ def score_lines(model: Any, lines: Iterable[Sequence[str]]) -> Iterator[Sentence
     for line in lines:
         words, ids = encode_sentence(model.vocabulary, line, eos=True)
         log_probs, after = read(model, ids, carry)
-        tokens = _tokens(model.vocabulary, words, ids, log_probs)
-        yield SentenceScore(
-            log_prob=total(log_probs),
-            num_tokens=len(tokens),
-            num_oov=sum(t.oov for t in tokens),
-            num_unk=sum(t.word == UNK for t in tokens),
-            tokens=tokens,
-        )
+        yield sentence_score(model.vocabulary, words, ids, log_probs)
         carry = after if model.rule == "carry" else None
 
 
-def next_distribution(model: Any, context: str | Sequence[str] = "") -> WordDistribution:
+def next_distribution(model: "LanguageModel", context: str | Sequence[str] = "") -> WordDistribution:
     """Compute p(x | context) of every word x; words beyond the vocabulary are read as <unk>."""
     if has_hidden_states(model):
         return hmm_next_word.next_distribution(model, context)
@@ -97,7 +86,7 @@ def next_distribution(model: Any, context: str | Sequence[str] = "") -> WordDist
     return WordDistribution(model.vocabulary, model.next_word_probabilities(carry)[0].cpu().numpy())
 
 
-def _after(model: Any, ids: Sequence[int]) -> Any:
+def _after(model: "LanguageModel", ids: Sequence[int]) -> Any:
     passed = read(model, ids)
     if -math.inf in passed.log_probs:
         raise hmm_next_word.impossible_context()
@@ -105,7 +94,7 @@ def _after(model: Any, ids: Sequence[int]) -> Any:
 
 
 def sample(
-    model: Any,
+    model: "LanguageModel",
     n: int = 1,
     prompt: str | Sequence[str] = "",
     max_tokens: int = 100,
@@ -113,12 +102,13 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
     scores: bool = False,
-    seed: Any = 0,
+    seed: Seed = 0,
 ) -> list[Sample]:
     """Draw `n` texts that begin with `prompt`, word by word from p(x_t | x_<t), each up to its <eos> or `max_tokens` words."""
     if has_hidden_states(model):
-        wishes: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        return hmm_sample.sample(model, n, prompt, max_tokens, **wishes, scores=scores, seed=seed)
+        return hmm_sample.sample(
+            model, n, prompt, max_tokens, temperature, top_k, top_p, scores=scores, seed=seed
+        )  # fmt: skip
     if n < 1 or max_tokens < 1:
         raise QueryError(f"asked for {n} texts of {max_tokens} words at most, expected at least 1 of each")
     check_sample_memory(n, max_tokens, DEFAULT_MEMORY)
@@ -174,7 +164,7 @@ def _draw(
     yield from zip(texts, log_probs, strict=True)
 
 
-def _since_restart(model: Any, ids: Sequence[int]) -> list[int]:
+def _since_restart(model: "LanguageModel", ids: Sequence[int]) -> list[int]:
     """The words that matter: under "reset" those after the last <eos>."""
     ids = list(ids)
     if model.rule != "reset" or model.vocabulary.eos not in ids:
@@ -182,7 +172,7 @@ def _since_restart(model: Any, ids: Sequence[int]) -> list[int]:
     return ids[len(ids) - ids[::-1].index(model.vocabulary.eos) :]
 
 
-def without_states(model: Any, name: str, what: str) -> str:
+def without_states(model: "LanguageModel", name: str, what: str) -> str:
     """Why `what` cannot be asked of a model without hidden states, and of whom it can."""
     inside = [str(each) for each in getattr(model, "hmm_folders", ())]
     remedy = f"ask the HMM inside: {', '.join(inside)}" if inside else "give a run of vlhmm train"

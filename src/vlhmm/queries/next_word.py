@@ -13,7 +13,7 @@ from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
 from vlhmm.queries.sequence import read
-from vlhmm.results import Result
+from vlhmm.results import Result, html_table
 
 if TYPE_CHECKING:
     from vlhmm.language_model import HMMLanguageModel
@@ -37,6 +37,17 @@ class WordDistribution:
 
     vocabulary: Vocabulary
     probabilities: np.ndarray  # (V,) float64
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{each.word} {each.probability:.3g}" for each in self.top(3))
+        return f"WordDistribution({len(self.probabilities):,} words: {shown}, ...)"
+
+    def _repr_html_(self) -> str:
+        return html_table("Most probable words", {each.word: f"{each.probability:.4g}" for each in self.top(10)})
+
+    def to_dict(self) -> dict[str, float]:
+        """Return {word: p(word)}, most probable first."""
+        return {each.word: each.probability for each in self.top()}
 
     def __getitem__(self, word: str) -> float:
         """p(word); a word beyond the vocabulary has that of <unk>."""

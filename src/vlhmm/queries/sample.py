@@ -8,14 +8,14 @@ constraint.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vlhmm.constraints.constraint import Constraint
-from vlhmm.data.user_text import DEFAULT_MEMORY, check_sample_memory, encode_words, generator_of
+from vlhmm.data.user_text import DEFAULT_MEMORY, Seed, check_sample_memory, encode_words, generator_of
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
 from vlhmm.lattice.sampling import Draw
@@ -54,7 +54,7 @@ def sample(
     constraint: Constraint | None = None,
     scope: Scope = "text",
     scores: bool = False,
-    seed: Any = 0,
+    seed: Seed = 0,
     memory: float = DEFAULT_MEMORY,
 ) -> list[Sample]:
     """`n` texts that begin with `prompt`, each up to its <eos> or `max_tokens` words.
@@ -102,7 +102,7 @@ class Constrained(NamedTuple):
         """log p(constraint | prompt, the text ends within the number of words), nats."""
         return self.ready.log_constraint or 0.0
 
-    def draw(self, n: int, seed: Any = 0) -> list[Sample]:
+    def draw(self, n: int, seed: Seed = 0) -> list[Sample]:
         """`n` exact samples, each with its log p(text | prompt, constraint, its end in time)."""
         vocabulary = self.ready.model.vocabulary
         return [

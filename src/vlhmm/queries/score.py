@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from vlhmm.data.user_text import encode_sentence
-from vlhmm.data.vocabulary import UNK
+from vlhmm.data.vocabulary import UNK, Vocabulary
 from vlhmm.queries.sequence import read
 from vlhmm.results import Result
 
@@ -41,7 +41,7 @@ def token_scores(model: "HMMLanguageModel", text: str | Sequence[str], eos: bool
     """log p(x_t | x_<t) of every word of `text` and, by default, of the <eos> after it."""
     vocabulary = model.vocabulary
     words, ids = encode_sentence(vocabulary, text, eos)
-    return _tokens(vocabulary, words, ids, read(model.distributions, ids).log_probs)
+    return token_list(vocabulary, words, ids, read(model.distributions, ids).log_probs)
 
 
 def score(model: "HMMLanguageModel", text: str | Sequence[str], eos: bool = True) -> float:
@@ -69,20 +69,26 @@ def score_lines(model: "HMMLanguageModel", lines: Iterable[Sequence[str]]) -> It
     for line in lines:
         words, ids = encode_sentence(vocabulary, line, eos=True)
         passed = read(distributions, ids, previous, carry)
-        tokens = _tokens(vocabulary, words, ids, passed.log_probs)
-        yield SentenceScore(
-            log_prob=total(passed.log_probs),
-            num_tokens=len(tokens),
-            num_oov=sum(t.oov for t in tokens),
-            num_unk=sum(t.word == UNK for t in tokens),
-            tokens=tokens,
-        )
+        yield sentence_score(vocabulary, words, ids, passed.log_probs)
         if distributions.rule == "carry":
             previous, carry = ids[-1], passed.alpha
 
 
-def _tokens(vocabulary: Any, words: list[str], ids: list[int], log_probs: list[float]) -> list[TokenScore]:
+def token_list(vocabulary: Vocabulary, words: list[str], ids: list[int], log_probs: list[float]) -> list[TokenScore]:
+    """Pair the words of a text with their log-probabilities."""
     return [
         TokenScore(word, i, log_prob, word not in vocabulary)
         for word, i, log_prob in zip(words, ids, log_probs, strict=True)
     ]
+
+
+def sentence_score(vocabulary: Vocabulary, words: list[str], ids: list[int], log_probs: list[float]) -> SentenceScore:
+    """Sum up the log-probabilities of a line."""
+    tokens = token_list(vocabulary, words, ids, log_probs)
+    return SentenceScore(
+        log_prob=total(log_probs),
+        num_tokens=len(tokens),
+        num_oov=sum(t.oov for t in tokens),
+        num_unk=sum(t.word == UNK for t in tokens),
+        tokens=tokens,
+    )
