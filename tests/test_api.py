@@ -4,11 +4,14 @@ import doctest
 import inspect
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any, NoReturn, get_args, get_type_hints
 
 import pytest
+import torch
 
 import vlhmm
-from vlhmm import api, language_model
+from vlhmm.evaluation import protocol
 
 SENTENCES = [
     f"{article} {noun} {verb} ." for article in ("the", "a") for noun in ("dog", "cat", "man") for verb in ("runs", "sleeps")
@@ -27,34 +30,108 @@ def names(trained, tmp_path):
     """What the examples in docstrings may use."""
     text_file = tmp_path / "text.txt"
     text_file.write_text("\n".join(SENTENCES[:24]) + "\n")
-    return {"vlhmm": vlhmm, "model": trained, "run": trained.folder, "tmp": tmp_path, "text_file": text_file}
+    mixture = vlhmm.MixtureLanguageModel([trained, trained], [0.5, 0.5])
+    return {
+        "vlhmm": vlhmm,
+        "torch": torch,
+        "model": trained,
+        "mixture": mixture,
+        "run": trained.folder,
+        "tmp": tmp_path,
+        "text_file": text_file,
+    }
 
 
-def public_functions():
-    methods = inspect.getmembers(language_model.HMMLanguageModel, inspect.isfunction)
-    found = [method for name, method in methods if not name.startswith("_")]
-    return [*found, api.load, api.train]
+def public_objects():
+    """Every function and class that vlhmm exports, and every public method of the two models."""
+    exported = [getattr(vlhmm, name) for name in vlhmm.__all__]
+    functions = [each for each in exported if inspect.isfunction(each)]
+    for model in (vlhmm.HMMLanguageModel, vlhmm.MixtureLanguageModel):
+        methods = inspect.getmembers(model, inspect.isfunction)
+        functions += [
+            method
+            for name, method in methods
+            if not name.startswith("_") and method.__qualname__.startswith(model.__name__)
+        ]
+    answering = [each for each in functions if each.__annotations__["return"] is not NoReturn]
+    return [*answering, vlhmm.Constraint]
 
 
-NOT_QUERIES = {"start", "score_batch", "chain"}  # the LanguageModel protocol
+INTERNAL = {"chain"}  # what training and queries share, not a question
 
 
-@pytest.mark.parametrize("function", public_functions(), ids=lambda function: function.__name__)
-def test_every_public_method_has_an_example_that_runs(function, names):
-    examples = doctest.DocTestFinder(recurse=False).find(function, function.__name__, globs=names)
-    count = sum(len(example.examples) for example in examples)
-    assert count or function.__name__ in NOT_QUERIES, f"{function.__name__} has no example"
+@pytest.mark.parametrize("each", public_objects(), ids=lambda each: each.__qualname__)
+def test_every_public_function_has_its_sections_and_an_example_that_runs(each, names):
+    text = inspect.getdoc(each)
+    if inspect.isfunction(each) and each.__name__ not in INTERNAL:
+        parameters = set(inspect.signature(each).parameters) - {"self"}
+        described = text.partition("Args:")[2].partition("Returns:" if "Returns:" in text else "Yields:")[0]
+        assert each.__name__ == "start" or all(f"{name}: " in described for name in parameters), (
+            f"{each.__qualname__} has undescribed arguments"
+        )
+        assert each.__name__ == "start" or "Returns:" in text or "Yields:" in text
+    examples = doctest.DocTestFinder(recurse=False).find(each, each.__name__, globs=names)
+    assert each.__name__ in INTERNAL or sum(len(example.examples) for example in examples), (
+        f"{each.__qualname__} has no example"
+    )
     for example in examples:
         failures = []
         doctest.DocTestRunner(verbose=False).run(example, out=failures.append, clear_globs=False)
         assert not failures, "".join(failures)
 
 
-def test_public_signatures_have_no_any():
-    for function in public_functions():
-        signature = str(inspect.signature(function))
-        assert "Any" not in signature, f"{function.__name__}{signature}"
-        assert "return" in function.__annotations__, f"{function.__name__} has no return type"
+INSIDE = ("vlhmm.hmm", "vlhmm.components")  # the parameters behind the distributions
+
+
+def has_any(annotation):
+    return annotation is Any or any(has_any(part) for part in get_args(annotation) if not isinstance(part, str | int))
+
+
+def parts_of(annotation):
+    """The classes of the package in an annotation."""
+    if isinstance(annotation, list):
+        return [each for part in annotation for each in parts_of(part)]
+    if isinstance(annotation, type) and annotation.__module__.startswith("vlhmm."):
+        return [annotation]
+    return [each for part in get_args(annotation) for each in parts_of(part)]
+
+
+def test_no_any_in_what_a_user_sees():
+    """Follows every export to the classes that its signatures name, and to theirs."""
+    names = {
+        name: value
+        for module in list(sys.modules.values())
+        if module.__name__.startswith("vlhmm")
+        for name, value in vars(module).items()
+    }
+    pandas = SimpleNamespace(DataFrame=object)
+    todo = [getattr(vlhmm, name) for name in vlhmm.__all__]
+    seen = set()
+    while todo:
+        each = todo.pop()
+        if each in seen or each.__module__.startswith(INSIDE) or each is protocol.LanguageModel:
+            continue  # the carry of the protocol is each model's own
+        seen.add(each)
+        members = [each]
+        if inspect.isclass(each):
+            public = [value for name, value in vars(each).items() if name == "__init__" or not name.startswith("_")]
+            members += [
+                getattr(value, "__func__", getattr(value, "fget", getattr(value, "func", value))) for value in public
+            ]
+        for member in members:
+            if not (inspect.isfunction(member) or inspect.isclass(member)) or not member.__module__.startswith("vlhmm"):
+                continue
+            scope = {**names, **vars(sys.modules[member.__module__]), "pandas": pandas, "Tokenizer": object}
+            hints = get_type_hints(member, scope)
+            found = [name for name, annotation in hints.items() if has_any(annotation) and not name.startswith("_")]
+            assert not found, f"{member.__qualname__}: Any in {found}"
+            if inspect.isfunction(member):
+                untyped = set(inspect.signature(member).parameters) - {"self", "cls"} - set(hints)
+                assert not untyped and "return" in hints, (
+                    f"{member.__qualname__} lacks types of {untyped or 'its result'}"
+                )
+            todo += [part for annotation in hints.values() for part in parts_of(annotation)]
+    assert {"Prefix", "Infilling", "Posteriors", "Report", "Vocabulary"} <= {each.__name__ for each in seen}
 
 
 def test_a_model_trained_in_memory_can_be_saved_and_loaded(tmp_path):

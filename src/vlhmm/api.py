@@ -1,4 +1,4 @@
-"""The front door: train a model from texts, or load one from a run's folder."""
+"""Train a model on texts, or load one from its run folder."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ HELD_OUT = 20  # without a validation text, every 20th sentence is one
 def load(
     run: str | Path, memory: int | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> HMMLanguageModel:
-    """Load the HMM of a run's folder.
+    """Load the HMM of a run folder.
 
     Args:
         run: A folder made by `vlhmm train`, `vlhmm.train` or `HMMLanguageModel.save`.
         memory: Bytes of transition tiles that may be kept while scoring.
-        dtype: Of the tables; float64 doubles memory and computes the last digits.
+        dtype: Type of the tables. float64 takes twice the memory of float32.
         device: "cpu" or "cuda".
 
     Returns:
-        The model best on the validation text.
+        The model with the best validation perplexity of the run.
 
     Raises:
         CheckpointError: The folder does not exist, is damaged, or holds no HMM (see `load_any`).
@@ -66,9 +66,23 @@ def load(
 def load_any(
     run: str | Path, memory: int | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> LanguageModel:
-    """Load the model of a run's folder, whatever its kind: an HMM, a mixture, or a baseline behind the same protocol.
+    """Load a model of any kind: an HMM, a mixture, a baseline, or an n-gram model in ARPA format.
 
-    A file named .arpa or .arpa.gz is read as an n-gram model in ARPA format, whoever estimated it.
+    Args:
+        run: A run folder, or a file named .arpa or .arpa.gz, written by any program.
+        memory: Bytes of transition tiles that an HMM may keep while scoring.
+        dtype: Type of an HMM's tables.
+        device: "cpu" or "cuda".
+
+    Returns:
+        An `HMMLanguageModel`, a `MixtureLanguageModel` or a baseline. All of them score and predict the next word.
+
+    Raises:
+        CheckpointError: The folder does not exist or is damaged.
+
+    Example:
+        >>> type(vlhmm.load_any(run)).__name__
+        'HMMLanguageModel'
     """
     path = Path(run)
     if not path.exists():
@@ -99,7 +113,7 @@ def load_any(
 
 
 def load_arpa(path: Path) -> LanguageModel:
-    """The n-gram model in an ARPA file; its vocabulary is the file's unigrams."""
+    """Load the n-gram model in an ARPA file. Its vocabulary is the file's unigrams."""
     from vlhmm.baselines.kneser_ney import KneserNey
 
     if not path.name.endswith((".arpa", ".arpa.gz")):
@@ -108,11 +122,11 @@ def load_arpa(path: Path) -> LanguageModel:
 
 
 def is_baseline(path: Path) -> bool:
-    """Whether a run's folder holds a model of another kind than the HMM."""
+    """Return whether a run folder holds a baseline or a mixture rather than an HMM."""
     try:
         content = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return False  # the HMM's own reader says what is wrong
+        return False  # reading the HMM reports the damage
     return isinstance(content, dict) and "kind" in content
 
 
@@ -138,25 +152,25 @@ def train(
 
     Args:
         texts: Sentences (strings split at blanks, or sequences of words), or the path of a file.
-        valid: A validation text in the same form, on which the best iteration is chosen. Without one, every 20th
-            sentence is held out for it.
-        states: Hidden states; by default as many as the text supports. A multiple of `blocks`.
-        blocks: Blocks of words; by default chosen by the number of states and words.
+        valid: A validation text in the same form, used to choose the best iteration. Without one, every 20th sentence
+            is held out.
+        states: Number of hidden states, a multiple of `blocks`; by default chosen by the size of the text.
+        blocks: Number of word blocks; by default chosen by the number of states and words.
         epochs: Passes over the text; by default chosen by its size.
-        out: A folder to train in; the same call goes on from its last checkpoint. Without one the run is temporary:
-            keep the model with `HMMLanguageModel.save`.
-        preset: A whole configuration, see `vlhmm train --help`; "default" chooses by the size of the text.
+        out: The run folder. The same call resumes from its last checkpoint. Without a folder the run is temporary: keep
+            the model with `HMMLanguageModel.save`.
+        preset: A complete configuration, see `vlhmm train --help`; "default" chooses by the size of the text.
         settings: Single settings by dotted name, e.g. `{"training.state_dropout": 0.3}`, see docs/settings.md.
-        max_vocab: The most frequent words to keep; others become `<unk>`.
-        min_count: How often a word must occur to be kept.
-        seed: All randomness comes from it.
+        max_vocab: Keep this many of the most frequent words; the others become `<unk>`.
+        min_count: Keep words that occur at least this often.
+        seed: Seed of every random draw.
         time_limit: Seconds after which training stops with a checkpoint.
-        memory: Bytes that training may take for its tables.
+        memory: The most bytes that training may take for its tables.
         device: "cpu" or "cuda".
         progress: Show a progress bar on standard error.
 
     Returns:
-        The model best on the validation text.
+        The model with the best validation perplexity.
 
     Raises:
         ConfigError: A setting is unknown or out of range.
@@ -198,7 +212,7 @@ def train(
 
 
 def corpus_of(texts: Texts, valid: Texts | None, max_vocab: int | None, min_count: int) -> Corpus:
-    """The texts in one vocabulary, that of the training text; every 20th sentence held out if there is no other."""
+    """Encode the texts with the vocabulary of the training text; hold out every 20th sentence if `valid` is None."""
     if isinstance(texts, str | Path) and isinstance(valid, str | Path):
         return load_texts(texts, valid, None, None, max_vocab, min_count)
     lines = list(lines_of(texts))
@@ -216,6 +230,7 @@ def corpus_of(texts: Texts, valid: Texts | None, max_vocab: int | None, min_coun
 
 
 def lines_of(texts: Texts) -> Iterator[list[str]]:
+    """Yield the words of each sentence."""
     if isinstance(texts, str | Path):
         from vlhmm.data.text import read_lines
 
@@ -228,7 +243,7 @@ def lines_of(texts: Texts) -> Iterator[list[str]]:
 
 
 class training_bar:
-    """A progress bar for `train` on standard error; nothing where it is not a terminal or a notebook."""
+    """A progress bar on standard error, shown only in a terminal or a notebook."""
 
     def __init__(self, shown: bool) -> None:
         self.shown = shown and (sys.stderr.isatty() or "ipykernel" in sys.modules)

@@ -131,7 +131,12 @@ class HMMLanguageModel:
     # ---- the LanguageModel protocol
 
     def start(self, batch_size: int) -> FilterState:
-        """Return the filter state before the first token, for each row of a batch."""
+        """Return the filter state before the first token, for each row of a batch.
+
+        Example:
+            >>> model.start(2).block.tolist()
+            [-1, -1]
+        """
         block = torch.full((batch_size,), -1, dtype=torch.long, device=self.distributions.device)
         alpha = torch.zeros(
             batch_size,
@@ -142,7 +147,25 @@ class HMMLanguageModel:
         return FilterState(block, alpha)
 
     def score_batch(self, tokens: Tensor, lengths: Tensor, carry: FilterState) -> tuple[Float[Tensor, "batch time"], FilterState]:
-        """Return log p(x_t | x_<t) in float64, and the filter state after each row. O(T K^2) per row."""
+        """Return log p(x_t | x_<t) in float64, and the filter state after each row. O(T K^2) per row.
+
+        Args:
+            tokens: Word ids, one text per row.
+            lengths: How many ids of each row belong to the text; the rest is padding.
+            carry: The state before each row: `start(batch_size)`, or what the call before returned.
+
+        Returns:
+            The log-probabilities, zero beyond `lengths`, and the filter state after each row.
+
+        Raises:
+            ConfigError: One step of the batch needs more transition tiles than the memory budget holds.
+
+        Example:
+            >>> ids = torch.from_numpy(model.vocabulary.encode("the dog runs .".split())).long()[None]
+            >>> log_prob, _ = model.score_batch(ids, torch.tensor([4]), model.start(1))
+            >>> abs(float(log_prob.sum()) - model.score("the dog runs .", eos=False)) < 1e-4
+            True
+        """
         tokens, lengths = tokens.to(self.distributions.device), lengths.to(self.distributions.device)
         chain = self.chain(tokens, lengths, carry)
         if chain is None:  # more tiles than the budget holds: one half of the time at a time
@@ -161,6 +184,12 @@ class HMMLanguageModel:
     def next_word_probabilities(self, carry: FilterState) -> Float[Tensor, "batch word"]:
         """Return p(x | text so far) of every word x, for each row of a batch, in float64. O(K S h) per distinct block.
 
+        Args:
+            carry: What `start` or `score_batch` returned.
+
+        Returns:
+            One row per row of the batch, one column per word.
+
         Example:
             >>> model.next_word_probabilities(model.start(2)).sum(1).round(decimals=4).tolist()
             [1.0, 1.0]
@@ -174,13 +203,13 @@ class HMMLanguageModel:
 
     @cached_property
     def potentials(self) -> Potentials:
-        """What inference reads; its tiles are filled in as texts need them."""
+        """The tables that inference reads; tiles are filled in as texts need them."""
         return Potentials(self.distributions.start_of_block, self.distributions.emission, self.cache.tiles)
 
     def chain(
         self, tokens: Tensor, lengths: Tensor, carry: FilterState, restart: Bool[Tensor, "batch time"] | None = None
     ) -> Chain | None:
-        """The tokens as rows of tables; None if their transition tiles exceed the memory budget.
+        """Return the tokens as rows of tables, or None if their transition tiles exceed the memory budget.
 
         Args:
             tokens: Word ids.
@@ -206,12 +235,15 @@ class HMMLanguageModel:
         Args:
             text: Words separated by blanks, or a sequence of words. Words beyond the vocabulary are read as `<unk>`.
             eos: Whether the text ends there: the `<eos>` after it is part of the probability.
-            implementation: Which recursion computes it, for comparing them: "numba" and "torch" are the two that
-                score texts in the model's type, "log-space" is their reference implementation in float64. Unless
-                one is named, it is the filter in float64 that all queries share.
+            implementation: Which recursion computes the score, to compare them. "numba" and "torch" work in the model's
+                type, "log-space" is the reference implementation in float64. By default, the filter in float64 that all
+                queries share.
 
         Returns:
-            The log-probability; -inf for a text the model cannot emit.
+            The log-probability; -inf for a text that the model cannot emit.
+
+        Raises:
+            ConfigError: The implementation is unknown, or needs more memory than the model's tile cache has.
 
         Example:
             >>> round(model.score("the dog runs ."), 2) < 0
@@ -254,7 +286,7 @@ class HMMLanguageModel:
             eos: Whether the `<eos>` after the text is scored too.
 
         Returns:
-            One `TokenScore` per token; their sum is `score(text)`.
+            One `TokenScore` per token. Their log-probabilities add up to `score(text)`.
 
         Example:
             >>> [token.word for token in model.token_scores("the dog runs .")]
@@ -266,7 +298,7 @@ class HMMLanguageModel:
         """Return the perplexity of a text file, one sentence per line, with every count it depends on.
 
         Args:
-            path: A text file, UTF-8, or gzip.
+            path: A UTF-8 text file; it may be compressed with gzip or zstd.
             context: "reset" or "carry"; by default the rule the model was trained with.
             streams: Parallel streams under "carry".
 
@@ -286,7 +318,10 @@ class HMMLanguageModel:
     # ---- the next word
 
     def begin(self) -> Prefix:
-        """Return the position before the first word: a value with `.step(word)` and `.next_word(top_k)`.
+        """Return the empty prefix, from which a text can be read word by word.
+
+        Returns:
+            An immutable value with `.step(word)`, `.next_word(top_k)`, `.score(word)` and `.log_prob`.
 
         Example:
             >>> model.begin().step("the").step("dog").num_words
@@ -314,7 +349,16 @@ class HMMLanguageModel:
         return next_word(self, context, top_k)
 
     def next_distribution(self, context: Words = "") -> WordDistribution:
-        """Return p(x | context) of every word, `<eos>` included.
+        """Return p(x | context) of every word, `<eos>` included. O(K S) after reading the context.
+
+        Args:
+            context: The words before.
+
+        Returns:
+            A distribution over the vocabulary: `d["word"]`, `d.top(5)`, `d.entropy`, `d.probabilities`.
+
+        Raises:
+            QueryError: The context has probability zero.
 
         Example:
             >>> round(float(model.next_distribution("the dog").probabilities.sum()), 6)
@@ -346,16 +390,17 @@ class HMMLanguageModel:
 
         Args:
             n: How many texts.
-            prompt: The words each begins with.
-            max_tokens: Words after the prompt, at most.
+            prompt: The words that every text begins with.
+            max_tokens: The largest number of words after the prompt.
             temperature: Exponent 1/temperature on the next-word distribution; not exact unless 1.
             top_k: Draw from the k most probable next words only.
             top_p: Draw from the most probable next words with this total probability only.
             constraint: What each text must satisfy, see `vlhmm.constraints`.
-            scope: Whether the constraint speaks of the whole "text" or of the drawn words alone ("gaps").
-            scores: Compute log p(drawn words | prompt) of each; with a constraint it is given that too.
+            scope: Whether the constraint applies to the whole "text" or only to the drawn words ("gaps").
+            scores: Compute the log-probability of each sample, conditioned on the prompt and on the constraint if
+                there is one.
             seed: An integer, or a NumPy or torch generator.
-            memory: Bytes that a constraint's messages may take.
+            memory: The most bytes that a constraint's messages may take.
 
         Returns:
             The samples, each with `.text`, `.words`, `.ended`, `.exact` and `.log_prob`.
@@ -381,9 +426,21 @@ class HMMLanguageModel:
         allow_eos: bool = False,
         memory: int = QUERY_MEMORY,
     ) -> Infilling:
-        """Prepare a text with gaps once, to ask it several questions: `.sample`, `.best`, `.marginals`, `.log_prob`.
+        """Compute the messages of a text with gaps once, for several queries on it.
 
-        Args and Raises: as for `infill`.
+        Args:
+            text: Words and gaps: `[MASK]` is one word, `[MASK:2-4]` two to four.
+            constraint: What the result must satisfy, see `vlhmm.constraints`.
+            scope: Whether the constraint applies to the whole "text" or only to the filled words ("gaps").
+            eos: Whether the text ends after its last word.
+            allow_eos: Whether a gap may hold an `<eos>`.
+            memory: The most bytes that the messages may take.
+
+        Returns:
+            An object with the methods `.sample`, `.best`, `.marginals` and `.log_prob`.
+
+        Raises:
+            QueryError: There is no gap, the text or the constraint is impossible, or the messages need more memory.
 
         Example:
             >>> len(model.gaps("the [MASK] runs .").sample(3, seed=1))
@@ -409,17 +466,17 @@ class HMMLanguageModel:
             text: Words and gaps: `[MASK]` is one word, `[MASK:2-4]` two to four.
             n: How many fills.
             constraint: What the result must satisfy, see `vlhmm.constraints`.
-            scope: Whether the constraint speaks of the whole "text" or of the filled words alone ("gaps").
+            scope: Whether the constraint applies to the whole "text" or only to the filled words ("gaps").
             eos: Whether the text ends after its last word.
             allow_eos: Whether a gap may hold an `<eos>`.
             seed: An integer, or a NumPy or torch generator.
-            memory: Bytes that the messages may take.
+            memory: The most bytes that the messages may take.
 
         Returns:
             Fills with `.text`, `.gaps` and `.log_prob`, the log-probability of the fill given everything else.
 
         Raises:
-            QueryError: No gap, an impossible text or constraint, or more memory than allowed.
+            QueryError: There is no gap, the text or the constraint is impossible, or the messages need more memory.
 
         Example:
             >>> model.infill("the [MASK:1-2] runs .", n=2, seed=1)[0].text.endswith("runs .")
@@ -441,7 +498,20 @@ class HMMLanguageModel:
     ) -> BestFill:
         """Return the most probable word of a single one-word gap, or else the fill on the most probable state path.
 
-        `.criterion` says which. Args and Raises: as for `infill`.
+        Args:
+            text: Words and gaps: `[MASK]` is one word, `[MASK:2-4]` two to four.
+            constraint: What the result must satisfy, see `vlhmm.constraints`.
+            scope: Whether the constraint applies to the whole "text" or only to the filled words ("gaps").
+            eos: Whether the text ends after its last word.
+            allow_eos: Whether a gap may hold an `<eos>`.
+            memory: The most bytes that the messages may take.
+
+        Returns:
+            The fill, with the criterion it maximizes in `.criterion`: "most probable word" or "joint path". The fill on
+            the most probable path of words and states need not be the most probable fill.
+
+        Raises:
+            QueryError: There is no gap, the text or the constraint is impossible, or the messages need more memory.
 
         Example:
             >>> model.best_fill("the [MASK] runs .").criterion
@@ -461,7 +531,19 @@ class HMMLanguageModel:
     ) -> list[GapDistribution]:
         """Return each gap's distribution of lengths and, given its length, of each of its words.
 
-        Args and Raises: as for `infill`.
+        Args:
+            text: Words and gaps: `[MASK]` is one word, `[MASK:2-4]` two to four.
+            constraint: What the result must satisfy, see `vlhmm.constraints`.
+            scope: Whether the constraint applies to the whole "text" or only to the filled words ("gaps").
+            eos: Whether the text ends after its last word.
+            allow_eos: Whether a gap may hold an `<eos>`.
+            memory: The most bytes that the messages may take.
+
+        Returns:
+            One `GapDistribution` per gap: `.lengths[n]` is p(length = n), `.words[n]` has a distribution per position.
+
+        Raises:
+            QueryError: There is no gap, the text or the constraint is impossible, or the messages need more memory.
 
         Example:
             >>> [round(sum(gap.lengths.values()), 6) for gap in model.gap_distributions("the [MASK:1-2] runs .")]
@@ -499,6 +581,18 @@ class HMMLanguageModel:
     ) -> Iterator[WordDistribution]:
         """Yield `word_posterior` of every position, in order.
 
+        Args:
+            text: The words.
+            eos: Whether the text ends there.
+            allow_eos: Whether `<eos>` is among the alternatives.
+            memory: The most bytes that the computation may take.
+
+        Yields:
+            A distribution over the vocabulary for each word.
+
+        Raises:
+            QueryError: The other words of a position have probability zero, or the text needs more memory.
+
         Example:
             >>> len(list(model.word_posteriors("the dog runs .")))
             4
@@ -512,10 +606,13 @@ class HMMLanguageModel:
             text: The words.
             top_k: How many expected words are listed for each.
             eos: Whether the text ends there.
-            before: What was read before the text (see `begin`); a fresh start by default.
+            before: The prefix before the text (see `begin`); empty by default.
 
         Returns:
-            One `Surprise` per word; `<eos>` is not among the alternatives.
+            One `Surprise` per word. `<eos>` is not among the alternatives.
+
+        Raises:
+            QueryError: The other words of a position have probability zero.
 
         Example:
             >>> len(model.surprisal("the dog runs ."))
@@ -541,9 +638,9 @@ class HMMLanguageModel:
             method: "viterbi": argmax of p(z, x), O(T K^2 k). "posterior": argmax of p(z_t | x) for each t.
             k: How many paths, for "viterbi".
             eos: Whether the text ends there.
-            eos_state: "max": a path has a state for the `<eos>` too, as Viterbi over all tokens. "sum": paths are those
-                of the words, and the state of `<eos>` is summed over.
-            before: What was read before the text (see `begin`); a fresh start by default.
+            eos_state: "max": a path has a state for the final `<eos>` too. "sum": paths cover the words only, and the
+                state of `<eos>` is summed over.
+            before: The prefix before the text (see `begin`); empty by default.
 
         Returns:
             Decodings with `.states`, `.log_prob` (joint, for "viterbi"), `.posteriors` and `.eos_state`.
@@ -563,7 +660,7 @@ class HMMLanguageModel:
         Args:
             text: The words.
             eos: Whether the text ends there.
-            before: What was read before the text (see `begin`); a fresh start by default.
+            before: The prefix before the text (see `begin`); empty by default.
 
         Returns:
             `.states`, the ids that each word may have, and `.filtered` and `.smoothed` over them.
@@ -584,6 +681,17 @@ class HMMLanguageModel:
 
         No closed form is known for an HMM: this averages -log p(x) / n over sampled streams.
 
+        Args:
+            streams: Texts drawn, independently of each other.
+            tokens: Tokens per stream.
+            seed: An integer, or a NumPy or torch generator.
+
+        Returns:
+            The estimate in `.value` and its standard error in `.standard_error`.
+
+        Raises:
+            QueryError: Fewer than two streams, an empty stream, or more tokens than memory holds.
+
         Example:
             >>> model.entropy_rate(streams=4, tokens=20).num_streams
             4
@@ -598,14 +706,20 @@ class HMMLanguageModel:
         allow_eos: bool = True,
         memory: int = QUERY_MEMORY,
     ) -> list[float]:
-        """Return p(the phrase stands somewhere in the next n tokens | context) for n = 1 .. num_words, exactly.
+        """Return p(the phrase occurs within the next n tokens | context) for n = 1 .. num_words, exactly.
 
         Args:
             phrase: The words.
             num_words: The largest n. One pass over the transitions per token.
             context: The words before.
-            allow_eos: Whether the phrase may come after an `<eos>`; the `<eos>` is one of the tokens.
-            memory: Bytes that the messages may take.
+            allow_eos: Whether the phrase may come after an `<eos>`, which then counts as one of the tokens.
+            memory: The most bytes that the messages may take.
+
+        Returns:
+            The probabilities, in order of n. They never fall.
+
+        Raises:
+            QueryError: A word of the phrase is not in the vocabulary, or the context has probability zero.
 
         Example:
             >>> p = model.phrase_probability("dog", 5)
@@ -616,6 +730,16 @@ class HMMLanguageModel:
 
     def kl_divergence(self, other: "HMMLanguageModel", text: Words) -> Divergence:
         """Return the mean KL divergence of next-word distributions from another model's over the prefixes of a text.
+
+        Args:
+            other: A model over the same vocabulary.
+            text: The words whose prefixes are the contexts.
+
+        Returns:
+            The mean in `.kl`, in nats per token, and the divergence at every token in `.token_kl`.
+
+        Raises:
+            QueryError: The vocabularies differ, or a prefix has probability zero.
 
         Example:
             >>> model.kl_divergence(model, "the dog runs .").kl

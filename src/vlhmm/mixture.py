@@ -1,9 +1,10 @@
-"""A mixture of language models as a user asks it: exact answers where they exist, one clear line where they do not."""
+"""Mixtures of language models: the queries that a mixture answers exactly, and one clear error for the others."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from vlhmm.constraints.constraint import Constraint
 from vlhmm.data.text import encode, read_lines
 from vlhmm.data.user_text import Seed
 from vlhmm.errors import QueryError
@@ -20,15 +21,20 @@ Words = str | Sequence[str]  # a text, split at blanks, or its words
 
 
 class MixtureLanguageModel(Mixture):
-    """A linear mixture of language models that answers what needs no hidden states. Nats throughout.
+    """A linear mixture of language models. It answers the queries that need no hidden states, in nats.
 
-    Made by `vlhmm.load_any` from a run of `vlhmm mix`.
+    `vlhmm.load_any` makes it from a run of `vlhmm mix`.
 
     Args:
         components: Language models over one vocabulary.
-        weights: One weight per component, at least zero; they are normalized.
-        rule: The context rule by which it reads texts, "reset" or "carry".
-        hmm_folders: Where its HMMs lie, to be named where only they can answer.
+        weights: One nonnegative weight per component; they are normalized.
+        rule: The context rule for reading texts, "reset" or "carry".
+        hmm_folders: The folders of its HMMs. Errors name them where only an HMM can answer.
+
+    Example:
+        >>> half = vlhmm.MixtureLanguageModel([model, model], [0.5, 0.5])
+        >>> abs(half.score("the dog runs .") - model.score("the dog runs .")) < 1e-4
+        True
     """
 
     def __init__(
@@ -56,23 +62,92 @@ class MixtureLanguageModel(Mixture):
         }
 
     def perplexity(self, path: str | Path, context: Rule | None = None, streams: int = 16) -> Report:
-        """Return the perplexity of a text file, one sentence per line, with every count it depends on."""
+        """Return the perplexity of a text file, one sentence per line, with every count it depends on.
+
+        Args:
+            path: A UTF-8 text file; it may be compressed with gzip or zstd.
+            context: "reset" or "carry"; by default the mixture's own rule.
+            streams: Parallel streams under "carry".
+
+        Returns:
+            exp(-log p / tokens) in `.perplexity`; tokens are the words and one `<eos>` per line.
+
+        Raises:
+            DataError: The file is missing, empty or not UTF-8.
+
+        Example:
+            >>> mixture.perplexity(text_file).tokens
+            120
+        """
         return evaluate(self, encode(read_lines(path), self.vocabulary), context or self.rule, streams)
 
     def score(self, text: Words, eos: bool = True) -> float:
-        """Return log p(text), with the <eos> after it by default; -inf if it is impossible."""
+        """Return log p(text) in nats. It costs what the components' scores cost together.
+
+        Args:
+            text: Words separated by blanks, or a sequence of words. Words beyond the vocabulary are read as `<unk>`.
+            eos: Whether the text ends there: the `<eos>` after it is part of the probability.
+
+        Returns:
+            The log-probability; -inf for a text that no component can emit.
+
+        Example:
+            >>> mixture.score("the dog runs .") < 0
+            True
+        """
         return total(token.log_prob for token in self.token_scores(text, eos))
 
     def token_scores(self, text: Words, eos: bool = True) -> list[TokenScore]:
-        """Return log p(x_t | x_<t) of every token."""
+        """Return log p(x_t | x_<t) of every token.
+
+        Args:
+            text: As for `score`.
+            eos: Whether the `<eos>` after the text is scored too.
+
+        Returns:
+            One `TokenScore` per token. Their log-probabilities add up to `score(text)`.
+
+        Example:
+            >>> [token.word for token in mixture.token_scores("the dog", eos=False)]
+            ['the', 'dog']
+        """
         return left_to_right.token_scores(self, text, eos)
 
     def next_word(self, context: Words = "", top_k: int | None = None) -> list[WordProbability]:
-        """Return the most probable words after `context`, all of them unless `top_k` is given."""
+        """Return p(x | context) of the most probable words.
+
+        Args:
+            context: The words before. The distribution includes `<eos>`: the text may end here.
+            top_k: How many words; all of them by default.
+
+        Returns:
+            Words with their log-probabilities, most probable first.
+
+        Raises:
+            QueryError: The context has probability zero.
+
+        Example:
+            >>> len(mixture.next_word("the", top_k=3))
+            3
+        """
         return self.next_distribution(context).top(top_k)
 
     def next_distribution(self, context: Words = "") -> WordDistribution:
-        """Return p(x | context) of every word."""
+        """Return p(x | context) of every word, `<eos>` included.
+
+        Args:
+            context: The words before.
+
+        Returns:
+            A distribution over the vocabulary.
+
+        Raises:
+            QueryError: The context has probability zero.
+
+        Example:
+            >>> round(float(mixture.next_distribution("the dog").probabilities.sum()), 6)
+            1.0
+        """
         return left_to_right.next_distribution(self, context)
 
     def sample(
@@ -83,11 +158,33 @@ class MixtureLanguageModel(Mixture):
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        constraint: object = None,
+        constraint: Constraint | None = None,
         scores: bool = False,
         seed: Seed = 0,
     ) -> list[Sample]:
-        """Draw `n` texts that begin with `prompt`, drawn word by word."""
+        """Draw texts that begin with a prompt, word by word.
+
+        Args:
+            n: How many texts.
+            prompt: The words that every text begins with.
+            max_tokens: The largest number of words after the prompt.
+            temperature: Exponent 1/temperature on the next-word distribution; not exact unless 1.
+            top_k: Draw from the k most probable next words only.
+            top_p: Draw from the most probable next words with this total probability only.
+            constraint: A mixture takes none: exact constrained samples need hidden states.
+            scores: Compute log p(drawn words | prompt) of each.
+            seed: An integer, or a NumPy or torch generator.
+
+        Returns:
+            The samples, each with `.text`, `.words`, `.ended`, `.exact` and `.log_prob`.
+
+        Raises:
+            QueryError: The prompt has probability zero, or there is a constraint.
+
+        Example:
+            >>> len(mixture.sample(2, prompt="the", seed=1))
+            2
+        """
         if constraint is not None:
             self._cannot("constrained samples")
         return left_to_right.sample(self, n, prompt, max_tokens, temperature, top_k, top_p, scores, seed)
@@ -95,42 +192,42 @@ class MixtureLanguageModel(Mixture):
     def _cannot(self, what: str) -> NoReturn:
         raise QueryError(left_to_right.without_states(self, "this model", what))
 
-    def infill(self, *args: object, **wishes: object) -> NoReturn:
+    def infill(self, *args: object, **options: object) -> NoReturn:
         """Raise QueryError: it needs hidden states."""
         self._cannot("infill")
 
-    def gaps(self, *args: object, **wishes: object) -> NoReturn:
+    def gaps(self, *args: object, **options: object) -> NoReturn:
         """Raise QueryError: it needs hidden states."""
         self._cannot("gaps")
 
-    def best_fill(self, *args: object, **wishes: object) -> NoReturn:
+    def best_fill(self, *args: object, **options: object) -> NoReturn:
         """Raise QueryError: it needs hidden states."""
         self._cannot("best_fill")
 
-    def gap_distributions(self, *args: object, **wishes: object) -> NoReturn:
+    def gap_distributions(self, *args: object, **options: object) -> NoReturn:
         """Raise QueryError: it needs hidden states."""
         self._cannot("gap_distributions")
 
-    def word_posterior(self, *args: object, **wishes: object) -> NoReturn:
+    def word_posterior(self, *args: object, **options: object) -> NoReturn:
         """Raise QueryError: it needs hidden states."""
         self._cannot("word_posterior")
 
-    def word_posteriors(self, *args: object, **wishes: object) -> NoReturn:
+    def word_posteriors(self, *args: object, **options: object) -> NoReturn:
         """Raise QueryError: it needs hidden states."""
         self._cannot("word_posteriors")
 
-    def surprisal(self, *args: object, **wishes: object) -> NoReturn:
+    def surprisal(self, *args: object, **options: object) -> NoReturn:
         """Raise QueryError: it needs hidden states."""
         self._cannot("surprisal")
 
-    def decode(self, *args: object, **wishes: object) -> NoReturn:
+    def decode(self, *args: object, **options: object) -> NoReturn:
         """Raise QueryError: it needs hidden states."""
         self._cannot("decode")
 
-    def posteriors(self, *args: object, **wishes: object) -> NoReturn:
+    def posteriors(self, *args: object, **options: object) -> NoReturn:
         """Raise QueryError: it needs hidden states."""
         self._cannot("posteriors")
 
     def begin(self) -> NoReturn:
-        """Raise QueryError: the value of a prefix is an HMM's."""
+        """Raise QueryError: it needs hidden states."""
         self._cannot("begin")

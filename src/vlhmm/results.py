@@ -58,6 +58,9 @@ def to_frame(results: Iterable[Result]) -> pandas.DataFrame:
 
     Raises:
         ConfigError: pandas is not installed.
+
+    Example:
+        >>> frame = vlhmm.to_frame(model.next_word("the", top_k=5))    # doctest: +SKIP
     """
     try:
         import pandas

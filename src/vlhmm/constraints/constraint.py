@@ -22,7 +22,13 @@ Phrase = tuple[str, ...]
 
 
 class Constraint:
-    """A set of texts; `a & b`, `a | b` and `~a` are constraints too."""
+    """A set of texts. `a & b`, `a | b` and `~a` are constraints too.
+
+    Example:
+        >>> rule = vlhmm.must_contain("dog") & ~vlhmm.must_not("cat") & vlhmm.length(2, 5)
+        >>> sorted(rule.words())
+        ['cat', 'dog']
+    """
 
     def __and__(self, other: "Constraint") -> "Constraint":
         return Both(self, other)
@@ -34,11 +40,11 @@ class Constraint:
         return Not(self)
 
     def words(self) -> set[str]:
-        """The words the constraint names."""
+        """Return the words that the constraint names."""
         raise NotImplementedError
 
     def dfa(self, symbol_of_word: dict[str, int], num_symbols: int, max_states: int) -> DFA:
-        """The minimal DFA; the last symbol stands for every word the constraint does not name."""
+        """Return the minimal DFA. Its last symbol stands for every word that the constraint does not name."""
         raise NotImplementedError
 
 
@@ -153,7 +159,23 @@ class Regex(Constraint):
 
 
 def must_contain(*phrases: str | Sequence[str], in_order: bool = False) -> Constraint:
-    """Texts that hold every phrase: in any order (they may overlap), or one after the other as given."""
+    """Return the constraint that a text contains every phrase.
+
+    Args:
+        phrases: Words or phrases, as strings or sequences of words.
+        in_order: The phrases must follow each other in the order given, without overlap. By default they may occur in
+            any order and may overlap.
+
+    Returns:
+        A constraint for `sample` and `infill`.
+
+    Raises:
+        QueryError: There is no phrase, or an empty one.
+
+    Example:
+        >>> model.infill("the [MASK] runs .", constraint=vlhmm.must_contain("dog"))[0].text
+        'the dog runs .'
+    """
     if not phrases:
         raise QueryError("must_contain needs at least one word or phrase")
     parts = tuple(_phrase(phrase) for phrase in phrases)
@@ -166,7 +188,21 @@ def must_contain(*phrases: str | Sequence[str], in_order: bool = False) -> Const
 
 
 def must_not(*phrases: str | Sequence[str]) -> Constraint:
-    """Texts that hold none of the phrases."""
+    """Return the constraint that a text contains none of the phrases.
+
+    Args:
+        phrases: Words or phrases, as strings or sequences of words.
+
+    Returns:
+        A constraint for `sample` and `infill`.
+
+    Raises:
+        QueryError: There is no phrase, or an empty one.
+
+    Example:
+        >>> "dog" in model.infill("the [MASK] runs .", constraint=vlhmm.must_not("dog"))[0].text
+        False
+    """
     if not phrases:
         raise QueryError("must_not needs at least one word or phrase")
     constraint: Constraint = ~Contains((_phrase(phrases[0]),))
@@ -176,7 +212,22 @@ def must_not(*phrases: str | Sequence[str]) -> Constraint:
 
 
 def length(low: int, high: int | None = None) -> Constraint:
-    """Texts of `low` to `high` words; without `high`, of at least `low`."""
+    """Return the constraint that a text has `low` to `high` words, or at least `low` words.
+
+    Args:
+        low: The smallest number of words.
+        high: The largest number of words; None for no limit.
+
+    Returns:
+        A constraint for `sample` and `infill`.
+
+    Raises:
+        QueryError: The range is empty or negative.
+
+    Example:
+        >>> model.infill("the [MASK:1-3] .", constraint=vlhmm.length(4))[0].text.count(" ") >= 3
+        True
+    """
     if low < 0 or (high is not None and high < low):
         raise QueryError(f"length {low} to {high} is no range, expected 0 <= low <= high")
     if high is not None and max(low, high) > MAX_COUNT:
@@ -185,12 +236,27 @@ def length(low: int, high: int | None = None) -> Constraint:
 
 
 def regex(pattern: str) -> Constraint:
-    """Texts that the pattern matches from end to end; its syntax is in `vlhmm.constraints.regex`."""
+    """Return the constraint that a regular expression over words matches the whole text.
+
+    Args:
+        pattern: Words separated by blanks. A single `.` is any word, `[a b]` one of these words, `[^a b]` any other
+            word; `* + ? {2} {2,4} | ( )` as usual. See `vlhmm.constraints.regex`.
+
+    Returns:
+        A constraint for `sample` and `infill`.
+
+    Raises:
+        QueryError: The pattern has a syntax error.
+
+    Example:
+        >>> model.infill("the [MASK] runs .", constraint=vlhmm.regex("the [cat man] .*"))[0].gaps[0][0] in ("cat", "man")
+        True
+    """
     return Regex(pattern)
 
 
 def compile_constraint(constraint: Constraint, vocabulary: Vocabulary, max_states: int = MAX_STATES) -> Automaton:
-    """The minimal automaton of a constraint over a vocabulary; words it names must be in the vocabulary."""
+    """Return the minimal automaton of a constraint over a vocabulary, which must have all words that it names."""
     words = sorted(constraint.words())
     ids = [known_word(vocabulary, word) for word in words]
     symbol_of_word = {word: i for i, word in enumerate(words)}
