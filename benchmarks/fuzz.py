@@ -370,10 +370,10 @@ OPTIONS = {
     "infill": ["-n", "--top-k", "--length", "--regex", "--must-contain", "--must-not", "--memory", "--seed", "--mode"],
     "sample": ["-n", "--max-tokens", "--top-k", "--top-p", "--temperature", "--prompt", "--length", "--seed", "--memory"],
     "next": ["--top-k", "--format"],
-    "decode": ["-k", "--top", "--method", "--memory"],
-    "information": ["--streams", "--tokens", "--words", "--context"],
+    "decode": ["-k", "--top-k", "--method", "--memory"],
+    "information": ["--streams", "--tokens", "--max-tokens", "--prompt"],
     "surprisal": ["--worst", "--each", "--top-k"],
-    "inspect": ["--top", "--format"],
+    "inspect": ["--top-k", "--format"],
     "evaluate": ["--streams", "--context", "--memory"],
     "score": ["--log-base", "--format"],
     "verify": ["--texts"],
@@ -397,7 +397,7 @@ def command_line(draw: random.Random, world: World, note: list[str]) -> str:
     arguments = [verb, *given]
     for option in draw.sample(OPTIONS[verb], k=min(len(OPTIONS[verb]), draw.choice((0, 1, 1, 2)))):
         value = draw.choice(HOSTILE)
-        if (option in ("--streams", "--tokens", "--words", "-n", "--max-tokens", "--texts")) and len(value) < 12 and value.isdigit():
+        if (option in ("--streams", "--tokens", "-n", "--max-tokens", "--texts")) and len(value) < 12 and value.isdigit():
             value = str(int(value) % 50 if int(value) < 10**9 else int(value))  # what is allowed need not be large
         arguments += [option] if option == "--accept" else [option + "=" + value]
     note.append(repr(arguments))

@@ -118,7 +118,7 @@ def settings_page() -> str:
 
     parts = [
         "# Settings\n\nWhat `--set name=value` takes, with its default; presets (`vlhmm train --list-presets`) have other values. Numbers may be written 2^15 or 1e-3; "
-        "`none` clears an optional one. Written by `python docs/render_results.py` from the source; `vlhmm train --settings` prints the same.\n"
+        "`none` clears an optional one. Written by `python docs/render_results.py` from the source; `vlhmm train --list-settings` prints the same.\n"
     ]
     for title, kind in (("vlhmm train", RunConfig), ("vlhmm baseline ff, lstm", BaselineConfig)):
         parts.append(f"## {title}")

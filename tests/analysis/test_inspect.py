@@ -394,7 +394,7 @@ def ask(capsys, *arguments):
 
 
 def test_the_command_line_answers_in_json(run, capsys):
-    code, out, err = ask(capsys, run, "--format", "json", "--top", 3)
+    code, out, err = ask(capsys, run, "--format", "json", "--top-k", 3)
     content = json.loads(out)
     assert code == 0 and err == "finding the usage of every state (once for a model)\n"
     assert (content["kind"], content["num_states"], content["num_blocks"]) == ("model", 7, 3)
@@ -435,7 +435,7 @@ def test_the_command_line_answers_in_text(run, capsys, arguments, expected):
         (("state", "99"), "states are 0 to 11"),
         (("block", "-1"), "blocks are 0 to 2"),
         (("word", "B"), "nearest: b"),
-        (("word", "b", "--top", "0"), "argument --top: '0': expected a whole number from 1"),
+        (("word", "b", "--top-k", "0"), "argument --top-k: '0': expected a whole number from 1"),
     ],
 )
 def test_the_command_line_refuses_in_one_line_before_any_work(run, capsys, arguments, message):

@@ -1,5 +1,6 @@
 """The command line as a user meets it: the way from a text to a perplexity, and every bad input with its sentence."""
 
+import argparse
 import gzip
 import json
 import math
@@ -13,7 +14,7 @@ import pytest
 from toy import toy_lines
 from vlhmm.baselines.training import BaselineConfig
 from vlhmm.cli.common import clock
-from vlhmm.cli.main import main
+from vlhmm.cli.main import build_parser, main
 from vlhmm.cli.numbers import byte_size, duration
 from vlhmm.config import settings_of, to_json
 from vlhmm.training.config import RunConfig
@@ -315,10 +316,10 @@ def test_json_has_no_infinity():
 
 
 def test_every_setting_says_what_it_means(capsys):
-    """The page in docs/ and --settings come from the help texts in the source: whole sentences, in groups."""
-    assert main(["train", "--settings"]) == 0
+    """The page in docs/ and --list-settings come from the help texts in the source: whole sentences, in groups."""
+    assert main(["train", "--list-settings"]) == 0
     told = capsys.readouterr().out
-    assert main(["baseline", "lstm", "--settings"]) == 0
+    assert main(["baseline", "lstm", "--list-settings"]) == 0
     for kind, shown in ((RunConfig, told), (BaselineConfig, capsys.readouterr().out)):
         for setting in settings_of(kind):
             assert setting.meaning.endswith(".") and setting.group and setting.name in shown, setting.name
@@ -338,3 +339,18 @@ def test_the_shell_completes_verbs_and_options(capsys, tmp_path):
     )
     shown = subprocess.run(["bash", script], capture_output=True, text=True, check=True)
     assert shown.stdout.splitlines() == ["infill", "--seed"]
+
+
+def test_every_option_has_help_and_one_spelling():
+    """The help of every verb has examples, every option a sentence, and an option means the same everywhere."""
+    (verbs,) = [action for action in build_parser(everything=True)._actions if isinstance(action, argparse._SubParsersAction)]
+    metavars = {}
+    for verb, parser in verbs.choices.items():
+        assert "examples:" in parser.epilog, verb
+        for action in parser._actions:
+            assert action.help, f"{verb}: {action.option_strings or action.dest} has no help"
+            for option in action.option_strings:
+                metavars.setdefault(option, {}).setdefault(action.metavar, []).append(verb)
+    # steer's words are separated by commas; --out is a file where a file is written
+    several = {"--must-not", "--out", "--prompt"}
+    assert {option: of for option, of in metavars.items() if len(of) > 1 and option not in several} == {}

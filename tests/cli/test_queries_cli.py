@@ -179,7 +179,7 @@ def test_decode(ask, model):
     assert [len(s) for s in sentences] == [5, 4]
     assert [int(line.split("\t")[1]) for line in sentences[0]] == model.decode("the big cat runs .")[0].states
     for method in ("posterior", "filtered"):
-        shown = answered(ask("decode", "--method", method, "--top", "2", text=text))
+        shown = answered(ask("decode", "--method", method, "--top-k", "2", text=text))
         assert shown.splitlines()[0].count(":") == 2
     records = answered(ask("decode", "-k", "3", "--format", "jsonl", text="the dogs run .\n")).splitlines()
     scores = [json.loads(line)["log_prob"] for line in records]
@@ -238,7 +238,7 @@ def test_surprisal(ask):
 def test_quantities(ask, run_folder):
     found = json.loads(answered(ask("information", "entropy", "--streams", "4", "--tokens", "20", "--format", "json")))
     assert found["estimate"] and 0 < found["entropy_rate"] < math.log(20)
-    shown = answered(ask("information", "phrase", "the", "big", "--words", "4")).splitlines()
+    shown = answered(ask("information", "phrase", "the", "big", "--max-tokens", "4")).splitlines()
     values = [float(line.split("\t")[1]) for line in shown[1:]]
     assert len(values) == 4 and values[0] == 0 and values == sorted(values) and values[-1] <= 1
     same = json.loads(answered(ask("information", "kl", run_folder, "--format", "json", text="the cats run .\n")))

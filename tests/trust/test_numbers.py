@@ -118,9 +118,9 @@ def test_more_samples_than_memory_holds_are_refused_with_an_estimate(run, capsys
 
 
 def test_what_takes_hours_is_refused_with_an_estimate(run, capsys, monkeypatch):
-    error = refused(capsys, "information", run, "phrase", "the", "--words", "1000000000")
+    error = refused(capsys, "information", run, "phrase", "the", "--max-tokens", "1000000000")
     assert "hours" in error or "days" in error
-    assert ask("information", run, "phrase", "the", "--words", "50") == 0
+    assert ask("information", run, "phrase", "the", "--max-tokens", "50") == 0
 
 
 def test_what_takes_minutes_shows_its_progress_and_can_be_interrupted(run, capsys, monkeypatch):
@@ -137,7 +137,7 @@ def test_what_takes_minutes_shows_its_progress_and_can_be_interrupted(run, capsy
             raise KeyboardInterrupt
 
     monkeypatch.setattr(information, "token_progress", lambda *_: contextlib.nullcontext(look))
-    assert ask("information", run, "phrase", "the dog", "--words", "100000") == 130
+    assert ask("information", run, "phrase", "the dog", "--max-tokens", "100000") == 130
     assert [total for _, total in seen] == [100_000] * 30 and [done for done, _ in seen] == sorted({done for done, _ in seen})
     assert "Traceback" not in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""`vlhmm baseline`: the paper's baselines, estimated or trained, then measured as every model here is."""
+"""`vlhmm baseline`: estimate or train one of the paper's baselines, and evaluate it like every other model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vlhmm.cli.common import interruptible, load_training_corpus, print_settings, token_progress
+from vlhmm.cli.common import (
+    DATA_DIR,
+    TRAIN,
+    add_format,
+    add_set,
+    add_vocabulary_limits,
+    interruptible,
+    load_training_corpus,
+    print_settings,
+    token_progress,
+)
 from vlhmm.cli.numbers import count, duration, seed, tokens
 from vlhmm.config import to_json
 from vlhmm.limits import MAX_THREADS
@@ -21,61 +31,59 @@ if TYPE_CHECKING:
     from vlhmm.evaluation.protocol import LanguageModel
 
 EPILOG = """\
-TRAIN is a file of whitespace-tokenized text, one sentence a line (UTF-8, .gz too), or the name of a corpus:
-sotu, ptb, wikitext-2. A corpus brings its valid and test split along.
+TRAIN is a text file with one sentence per line and words separated by blanks (UTF-8, also .gz), or a corpus name:
+sotu, ptb or wikitext-2. A corpus has its own valid and test splits.
 
 examples:
   vlhmm baseline kn ptb                                       a Kneser-Ney 5-gram model, in seconds
   vlhmm baseline kn train.txt --valid valid.txt --arpa model.arpa.gz    for KenLM, SRILM and the like
   vlhmm score model.arpa.gz text.txt                          ARPA files are read by evaluate, score, next and sample
-  vlhmm baseline lstm ptb --out runs/lstm --time-limit 90m    run it again to go on where it stopped
+  vlhmm baseline lstm ptb --out runs/lstm --time-limit 90m    the same command resumes it
   vlhmm baseline lstm ptb --out runs/lstm --samples teacher.txt.gz --sample-tokens 8M    text for vlhmm train --extra
   vlhmm baseline ff ptb --format json --quiet | jq .results.test.carry.perplexity
 
-Both context rules are reported. reset: every line is scored from the start of a text. carry: the state runs
-on over line ends, in 16 streams. ff and lstm are trained under one of them (--context), which is the one to
-quote; a Kneser-Ney model starts anew after every line in any case. Where a text is too small or too regular
-to estimate the discounts of an order, kn takes 0.5, 1 and 1.5, and says so.
+Perplexity is reported under both context rules. reset: every line is scored by itself. carry: the state is carried
+over line ends, in 16 streams. ff and lstm are trained under one of the rules (--context); quote that one. A Kneser-Ney
+model starts from an empty context at every line under either rule. If a text is too small or too regular to estimate
+the discounts of an order, kn uses 0.5, 1 and 1.5, and prints a message.
 """
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = subparsers.add_parser(
         "baseline",
-        help="Kneser-Ney, feed-forward and LSTM models to compare with",
+        help="train a Kneser-Ney, feed-forward or LSTM baseline",
         description="Estimate or train a baseline, and measure its perplexity.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("kind", choices=("kn", "ff", "lstm"), help="Kneser-Ney n-gram, feed-forward n-gram or LSTM")
-    add("train", metavar="TRAIN", nargs="?", help="a text file, - for standard input, or a corpus name")
-    add("--settings", "--list-settings", dest="list_settings", action="store_true", help="all that --set takes, by groups")
-    add("--valid", metavar="FILE", help="text to validate on; needed unless TRAIN is a corpus name")
-    add("--test", metavar="FILE", help="text to test on")
-    add("--out", metavar="RUN", help="folder for the model; without it, nothing is kept")
-    add("--order", type=count(1, 1000), metavar="N", help="kn and ff: words with their context (default: 5)")
-    add("--arpa", metavar="FILE", help="kn: write the model in ARPA format too; .gz packs it")
+    add("train", metavar="TRAIN", nargs="?", help=TRAIN)
+    add("--valid", metavar="FILE", help="validation text; a corpus has its own")
+    add("--test", metavar="FILE", help="test text")
+    add("--out", metavar="RUN", help="run folder; without it, the model is not saved")
+    add("--order", type=count(1, 1000), metavar="N", help="kn and ff: length of the n-grams (default: 5)")
+    add("--arpa", metavar="FILE", help="kn: also write the model in ARPA format (compressed if FILE ends in .gz)")
     add("--epochs", type=count(1, 1_000_000), metavar="N", help="ff and lstm: passes over TRAIN (default: 100 and 50)")
-    add("--set", metavar="A=B", action="append", default=[], help="ff and lstm: change one setting; may be repeated")
-    add("--samples", metavar="FILE", help="ff and lstm: then draw text from the model into FILE; .gz packs it")
-    add("--sample-tokens", type=tokens, metavar="N", help="how much to draw: 500k, 8M (default: 1M)")
-    add("--context", choices=("reset", "carry"), help="ff and lstm: the rule to train by (default: carry)")
-    add("--time-limit", type=duration, metavar="T", help="ff and lstm: stop after 90m, 2h, 45s ...")
-    add("--max-vocab", type=count(2), metavar="N", help="keep the N most frequent words; others become <unk>")
-    add("--min-count", type=count(1), default=1, metavar="N", help="keep words seen N times or more (default: 1)")
-    add("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie")
-    add("--format", choices=("text", "json"), default="text", help="json: one object (default: text)")
-    add("--seed", type=seed, default=0, help="of weights and dropout; Kneser-Ney draws nothing (default: 0)")
-    add("--threads", type=count(1, MAX_THREADS), metavar="N", help="processor cores to use (default: all)")
-    add("--quiet", action="store_true", help="no progress")
+    add_set(parser, "ff and lstm: ")
+    add("--samples", metavar="FILE", help="ff and lstm: write samples of the trained model to FILE (also .gz)")
+    add("--sample-tokens", type=tokens, metavar="N", help="tokens of --samples: 500k, 8M (default: 1M)")
+    add("--context", choices=("reset", "carry"), help="ff and lstm: context rule of training (default: carry)")
+    add("--time-limit", type=duration, metavar="T", help="ff and lstm: stop with a checkpoint after this time: 90s, 15m, 1.5h")
+    add_vocabulary_limits(parser)
+    add("--data-dir", metavar="DIR", help=DATA_DIR)
+    add_format(parser)
+    add("--seed", type=seed, default=0, metavar="N", help="seed of every random draw (default: 0)")
+    add("--threads", type=count(1, MAX_THREADS), metavar="N", help="CPU threads (default: all cores)")
+    add("--quiet", action="store_true", help="no progress and no messages")
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """0, when the model has been made and measured."""
+    """Train and evaluate the baseline; return 0."""
     from vlhmm.baselines.training import BaselineConfig
     from vlhmm.errors import ConfigError
 
@@ -105,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """Nothing; an option that this kind would ignore is refused."""
+    """Refuse options that this kind of baseline would ignore."""
     from vlhmm.errors import ConfigError
 
     foreign = {
@@ -115,9 +123,9 @@ def _check_options(args: argparse.Namespace) -> None:
     }[args.kind]
     for name in foreign:
         if getattr(args, name) not in (None, []):
-            raise ConfigError(f"--{name.replace('_', '-')} means nothing to baseline {args.kind}; leave it out")
+            raise ConfigError(f"--{name.replace('_', '-')} does not apply to baseline {args.kind}; leave it out")
     if args.sample_tokens is not None and args.samples is None:
-        raise ConfigError("--sample-tokens says how much --samples FILE is to have; give the file, or leave it out")
+        raise ConfigError("--sample-tokens needs --samples FILE; add it, or leave --sample-tokens out")
 
 
 def _kneser_ney(args: argparse.Namespace, corpus: Corpus) -> tuple[LanguageModel, dict[str, Any]]:
@@ -143,7 +151,7 @@ def note_fallback(model: KneserNey, quiet: bool) -> None:
     if model.fallback_orders and not quiet:
         orders = ", ".join(map(str, model.fallback_orders))
         _say(
-            f"Kneser-Ney order {orders}: the counts of counts allow no discounts (a small or very regular text); took "
+            f"Kneser-Ney order {orders}: the counts of counts allow no discounts (a small or very regular text); using "
             "0.5, 1 and 1.5, as lmplz --discount_fallback does"
         )
 
@@ -160,7 +168,7 @@ def _neural(args: argparse.Namespace, corpus: Corpus) -> tuple[LanguageModel, di
     with interruptible() as stop_asked, _progress(args.quiet, config.epochs) as progress:
         result = train_baseline(args.kind, corpus, args.out, config, args.time_limit, progress, stop_asked)
     if not result.finished and not args.quiet:
-        again = "; run the same command again to go on" if args.out else ""
+        again = "; run the same command again to resume" if args.out else ""
         _say(f"stopped by the time limit after {result.epochs:.2f} of {config.epochs} epochs{again}")
     about = {
         "settings": asdict(config),
@@ -174,14 +182,14 @@ def _neural(args: argparse.Namespace, corpus: Corpus) -> tuple[LanguageModel, di
 
 
 def _draw(model: Any, args: argparse.Namespace) -> None:
-    """Nothing; afterwards FILE holds text drawn from the model, a line a sentence."""
+    """Write text drawn from the model to --samples, one sentence per line."""
     import torch
 
     from vlhmm.data.text import write_text
 
     num_tokens = args.sample_tokens or 1_000_000
     if not args.quiet:
-        _say(f"drawing {num_tokens:,} tokens, a minute or two for every million")
+        _say(f"drawing {num_tokens:,} tokens, a minute or two per million")
     with token_progress(args.quiet, "drawing") as progress:
         text = model.sample(num_tokens, torch.Generator().manual_seed(args.seed), progress=progress)
     write_text(args.samples, text, model.vocabulary)
@@ -199,7 +207,7 @@ def _measure(model: LanguageModel, corpus: Corpus) -> dict[str, dict[str, Report
 
 
 def _table(about: dict[str, Any], results: dict[str, dict[str, Report]]) -> Iterator[str]:
-    """The perplexities, a line each, with the counts they stand on."""
+    """Yield one line per perplexity, with the counts behind it."""
     size = next(iter(results["valid"].values())).vocabulary_size
     ngrams = f"  {about['ngrams']:,} n-grams" if "ngrams" in about else ""
     yield f"{about['kind']}{ngrams}  {about['parameters']:,} parameters  vocabulary {size:,}"
@@ -218,7 +226,7 @@ def _table(about: dict[str, Any], results: dict[str, dict[str, Report]]) -> Iter
 
 @contextmanager
 def _progress(quiet: bool, epochs: int) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    """A callback that says how every check went, and on a terminal draws a bar meanwhile."""
+    """Return a callback that prints every validation, and draws a bar on a terminal."""
     if quiet:
         yield None
         return

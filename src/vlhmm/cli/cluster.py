@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vlhmm.cli.common import log_to, verb_parser
+from vlhmm.cli.common import DATA_DIR, TRAIN, add_vocabulary_limits, log_to, verb_parser
 from vlhmm.cli.numbers import count, seed
 from vlhmm.limits import MAX_STATES
 
@@ -19,63 +19,56 @@ if TYPE_CHECKING:
     from vlhmm.data import Text, Vocabulary
 
 EPILOG = """\
-TRAIN is a file of whitespace-tokenized text, one sentence a line (UTF-8; .gz, .zst too), "-" for standard input, a
-folder of vlhmm prepare, or the name of a corpus, for its train split: sotu, ptb, wikitext-2.
+TRAIN is a text file with one sentence per line and words separated by blanks (UTF-8, also .gz or .zst), - for
+standard input, a folder written by vlhmm prepare, or a corpus name, for its train split: sotu, ptb or wikitext-2.
 
 examples:
-  vlhmm cluster train.txt --blocks 128 --out paths.txt     the classes `vlhmm train` would find itself
-  vlhmm cluster ptb --blocks 128 | grep '^0010'            words whose path begins alike are alike
+  vlhmm cluster train.txt --blocks 128 --out paths.txt     the blocks that vlhmm train computes itself
+  vlhmm cluster ptb --blocks 128 | grep '^0010'            words with a common prefix of the path are similar
   zcat big.gz | vlhmm cluster - --blocks 256 --max-vocab 50000 --out paths.txt
   vlhmm cluster ptb --blocks 512 --out paths.txt --format json       {"types": ..., "ami_bits": ..., ...}
 
-Every line of the output is `bit string TAB word TAB count`; words of one block share the bit string, and the
-bits are the way to it in a binary tree. Blocks come from Brown's algorithm, then words move one by one to the
-block that suits them best, until none gains by moving or --sweeps are done. The measure is the average mutual
-information of adjacent blocks, in bits (ami_bits): more is better. <eos> is a word like others.
+Every line of the output is `bit string TAB word TAB count`. Words of one block share the bit string, which is the
+path to the block in a binary tree. Brown's algorithm makes the blocks; then words move one by one to the block that
+raises the objective most, until no move helps or --sweeps are done. The objective is the average mutual information of
+adjacent blocks, in bits (ami_bits): higher is better. <eos> is treated like any other word.
 """
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = verb_parser(
         subparsers,
         "cluster",
         help="sort words into blocks (Brown clusters, wcluster's format)",
-        description="Sort the words of a text into blocks of words that keep like company.",
+        description="Cluster the words of a text into blocks of words that occur in similar contexts.",
         epilog=EPILOG,
     )
-    parser.add_argument("train", metavar="TRAIN", help="a text file, - for standard input, or a corpus name")
-    parser.add_argument("--blocks", type=count(1, MAX_STATES), default=128, metavar="M", help="how many (default: 128)")
+    parser.add_argument("train", metavar="TRAIN", help=TRAIN)
+    parser.add_argument("--blocks", type=count(1, MAX_STATES), default=128, metavar="M", help="number of blocks (default: 128)")
     parser.add_argument(
         "--sweeps",
         type=count(0, 1_000_000),
         metavar="N",
-        help="passes in which words may move, at most (default: 30; 0: Brown's algorithm alone)",
+        help="largest number of exchange sweeps (default: 30; 0: Brown's algorithm only)",
     )
-    parser.add_argument(
-        "--max-vocab", type=count(2), metavar="N", help="keep the N most frequent words; the others become <unk>"
-    )
-    parser.add_argument(
-        "--min-count", type=count(1), default=1, metavar="N", help="keep words seen N times or more (default: 1)"
-    )
-    parser.add_argument(
-        "--out", metavar="FILE", help="where the paths file goes (default: standard output, format text)"
-    )
+    add_vocabulary_limits(parser)
+    parser.add_argument("--out", metavar="FILE", help="write the paths file here (default: standard output)")
     parser.add_argument(
         "--format",
         choices=("text", "json"),
         default="text",
-        help="text: the paths file; json: one object with the counts, and the blocks unless --out is given",
+        help="text: the paths file; json: one object with the counts, and with the blocks if there is no --out",
     )
-    parser.add_argument("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie")
-    parser.add_argument("--seed", type=seed, default=0, help="taken as everywhere; clustering draws nothing at random")
-    parser.add_argument("--quiet", action="store_true", help="no progress and no summary")
+    parser.add_argument("--data-dir", metavar="DIR", help=DATA_DIR)
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="accepted for uniformity; clustering is deterministic")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no messages")
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """0, when the classes of the text's words have gone where they should."""
+    """Cluster the words and write the blocks; return 0."""
     from vlhmm.clustering import cluster_words
     from vlhmm.clustering.cluster import DEFAULT_SWEEPS
     from vlhmm.clustering.paths import paths_lines, write_paths
@@ -144,7 +137,7 @@ def _report(args: argparse.Namespace, vocabulary: Vocabulary, text: Text, result
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A callback that draws a bar on a terminal, and says what begins where there is none."""
+    """Return a callback that draws a bar on a terminal, and prints the name of each stage elsewhere."""
     if quiet:
         yield None
         return

@@ -1,4 +1,4 @@
-"""What verbs share: options spelled the same everywhere, corpora and models by name, progress."""
+"""What the verbs share: common options, corpora by name, progress bars, interrupts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 
 MEMORY = (
-    "the most that tables may take, e.g. 4G (default: no limit in training, 6G for the tiles of a loaded model, 4G for a query's messages); "
-    "what would take more is refused, or computed piece by piece"
+    "limit for large tables, e.g. 4G (default: none in training, 6G for the transition tiles of a loaded model, 4G for a "
+    "query's messages); a query that needs more is split or refused"
 )
+DATA_DIR = "folder of ptb and wikitext-2 (default: $VLHMM_DATA)"
+TRAIN = "a text file, - for standard input, or a corpus name"
 
 
 def verb_parser(subparsers: Any, name: str, help: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    """A verb's parser: its help keeps the layout of the examples."""
+    """Add a verb's parser, whose help keeps the layout of the examples."""
     return subparsers.add_parser(
         name,
         help=help,
@@ -37,23 +39,42 @@ def verb_parser(subparsers: Any, name: str, help: str, description: str, epilog:
 
 
 def add_machine_options(parser: argparse.ArgumentParser) -> None:
-    """--seed, --device, --threads, --memory, --quiet."""
+    """Add --seed, --device, --threads, --memory and --quiet."""
     group = parser.add_argument_group("machine")
-    group.add_argument("--seed", type=seed, default=0, help="all randomness comes from it (default: 0)")
+    group.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of every random draw (default: 0)")
     group.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute (default: a GPU if there is one)"
     )
     group.add_argument("--threads", type=count(1, MAX_THREADS), metavar="N", help="CPU threads (default: all cores)")
     group.add_argument("--memory", type=byte_size, metavar="SIZE", help=MEMORY)
-    group.add_argument("--quiet", action="store_true", help="no progress and no notes")
+    group.add_argument("--quiet", action="store_true", help="no progress and no messages")
 
 
 def add_format(parser: argparse.ArgumentParser, *kinds: str) -> None:
-    parser.add_argument("--format", choices=kinds or ("text", "json"), default="text", help="default: text")
+    """Add --format."""
+    parser.add_argument("--format", choices=kinds or ("text", "json"), default="text", help="of the output (default: text)")
+
+
+def add_vocabulary_limits(parser: argparse.ArgumentParser) -> None:
+    """Add --max-vocab and --min-count."""
+    parser.add_argument(
+        "--max-vocab", type=count(2), metavar="N", help="keep the N most frequent words; the others become <unk>"
+    )
+    parser.add_argument(
+        "--min-count", type=count(1), default=1, metavar="N", help="keep words that occur at least N times (default: 1)"
+    )
+
+
+def add_set(parser: argparse.ArgumentParser, what: str = "") -> None:
+    """Add --set and --list-settings."""
+    parser.add_argument(
+        "--set", metavar="NAME=VALUE", action="append", default=[], help=f"{what}change one setting; repeatable"
+    )
+    parser.add_argument("--list-settings", action="store_true", help="list the settings that --set takes, and exit")
 
 
 def setup(args: argparse.Namespace) -> str:
-    """Applies the machine options; the device's name comes back."""
+    """Apply the machine options and return the name of the device."""
     import torch
 
     # Before torch starts its threads, which inherit it: products with numbers below 1e-38 are very slow, and
@@ -71,19 +92,19 @@ def setup(args: argparse.Namespace) -> str:
 
 
 def clock(seconds: float) -> str:
-    """h:mm:ss, or m:ss."""
+    """Format a duration as h:mm:ss, or m:ss."""
     whole = int(seconds)
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def log_to(quiet: bool) -> Callable[[str], None]:
-    """Says a line on standard error, unless quiet."""
+    """Return a function that prints a line on standard error, unless quiet."""
     return (lambda line: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def load_run_texts(model: Any, names: list[str], data_dir: str | None) -> Iterator[tuple[str, Any]]:
-    """(name, Text) for files, '-' and corpora; a corpus name stands for its valid and test splits."""
+    """Yield (name, Text) for files, '-' and corpora; a corpus name means its valid and test splits."""
     import os
 
     from vlhmm.data import CORPORA, load_corpus
@@ -108,7 +129,7 @@ def load_run_texts(model: Any, names: list[str], data_dir: str | None) -> Iterat
 
 @contextmanager
 def token_progress(quiet: bool, title: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar over tokens on a terminal; silent elsewhere."""
+    """Show a progress bar over tokens on a terminal, nothing elsewhere."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
@@ -123,7 +144,7 @@ def token_progress(quiet: bool, title: str) -> Iterator[Callable[[int, int], Non
 
 @contextmanager
 def interruptible(check: Callable[[], None] = lambda: None, quiet: bool = False) -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C asks the run to stop after its step, with a checkpoint; the second stops it at once.
+    """Stop after the current step, with a checkpoint, at the first Ctrl-C; stop at once at the second.
 
     `check` is called first, and may raise: torchrun sends the same signal when one of its processes has died.
     """
@@ -135,7 +156,7 @@ def interruptible(check: Callable[[], None] = lambda: None, quiet: bool = False)
             raise KeyboardInterrupt
         asked.append(True)
         if not quiet:
-            print("\nstopping after this step, with a checkpoint (Ctrl-C again: at once)", file=sys.stderr)
+            print("\nstopping after this step, with a checkpoint (press Ctrl-C again to stop at once)", file=sys.stderr)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -146,7 +167,7 @@ def interruptible(check: Callable[[], None] = lambda: None, quiet: bool = False)
 
 
 def print_settings(kind: type) -> None:
-    """Print every setting that --set takes, by groups: its name, default and choices, and a sentence on what it sets."""
+    """Print every setting that --set takes, in groups: name, default, choices and meaning."""
     from vlhmm.config import by_group, settings_of
 
     for number, (group, settings) in enumerate(by_group(settings_of(kind)).items()):
@@ -156,14 +177,14 @@ def print_settings(kind: type) -> None:
 
 
 def load_training_corpus(args: argparse.Namespace, vocabulary: Any = None) -> Corpus:
-    """The corpus that TRAIN, --valid, --test and the vocabulary options name."""
+    """Load the corpus that TRAIN, --valid, --test and the vocabulary options name."""
     import os
 
     from vlhmm.data import CORPORA, load_corpus, load_texts
 
     if args.train in CORPORA and not os.path.exists(args.train):
         if args.valid or getattr(args, "test", None):
-            raise ConfigError(f"{args.train} brings its own texts; drop --valid and --test, or give TRAIN as a file")
+            raise ConfigError(f"{args.train} has its own texts; drop --valid and --test, or give TRAIN as a file")
         if vocabulary is not None:
             raise ConfigError(f"{args.train} has a fixed vocabulary; drop --vocab, or give TRAIN as a file")
         if args.max_vocab is not None or args.min_count != 1:

@@ -1,4 +1,4 @@
-"""`vlhmm completion`: the script with which a shell completes verbs and options."""
+"""`vlhmm completion`: print a shell's completion script."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = verb_parser(
         subparsers,
         "completion",
-        "completion of verbs and options for bash, zsh or tcsh",
-        "Print a script with which the shell completes vlhmm's verbs and options. Needs the extra `completion`.",
+        "print a completion script for bash, zsh or tcsh",
+        "Print a script that lets the shell complete verbs and options. It needs the extra `completion`.",
         EPILOG,
     )
-    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell that will read it")
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="your shell")
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when the script is printed."""
+    """Print the script; return 0."""
     try:
         shtab = importlib.import_module("shtab")
     except ImportError:

@@ -21,51 +21,49 @@ if TYPE_CHECKING:
     from vlhmm.queries.prefix import Prefix
 
 EPILOG = """\
-FILE is a text, one sentence a line; standard input without it. Text output has CoNLL columns, a blank line
-after every sentence: word, state, block, p(state | sentence); with --top, as many columns of
-state:probability.
+FILE is a text file with one sentence per line; by default, standard input. Text output has CoNLL columns, with a blank
+line after every sentence: word, state, block, p(state | sentence); with --top-k, K more columns of state:probability.
 
-  --method viterbi     the states of the most probable path (default); -k lists the k best paths
-  --method posterior   each word's most probable state given the whole sentence; need not be a possible path
-  --method filtered    the same given only the words up to it: what a reader knows on reaching the word
-Filtered and smoothed posteriors agree at the end of the text; before it, the words still to come may change
-the verdict.
+  --method viterbi     the most probable path (default); -k lists the K best paths
+  --method posterior   each word's most probable state given the whole sentence; this need not be a possible path
+  --method filtered    each word's most probable state given the words up to it
+Filtered and smoothed posteriors agree at the last word. Before it, later words may change them.
 
-Every sentence ends with an <eos>. The best path has a state for it as for any word, which the JSON output
-shows as eos_state; --eos-state sum sums over it instead, so that paths are those of the words alone, and the
-score is p(words, <eos>, states of the words). vlhmm infill --mode best maximizes over it too.
+Every sentence ends with an <eos>. The best path has a state for it, as for any word; JSON output has it as eos_state.
+With --eos-state sum, paths cover the words only, and the score is p(words, <eos>, states of the words). vlhmm infill
+--mode best maximizes over the state of <eos> too.
 
-Under the context rule reset the chain restarts at every line. Under carry it goes on from the lines before, as in
-vlhmm score: paths and posteriors are given those lines as well, whose own states are summed over.
+Under the context rule reset, the chain restarts at every line. Under carry, it continues from the lines before, as in
+vlhmm score: paths and posteriors are conditioned on those lines, and the states of those lines are summed over.
 
 examples:
   echo "we the people" | vlhmm decode runs/mine
-  vlhmm decode runs/mine text.txt --method posterior --top 3
+  vlhmm decode runs/mine text.txt --method posterior --top-k 3
   vlhmm decode runs/mine text.txt -k 5 --format jsonl
 """
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = query_parser(
         subparsers,
         "decode",
-        "hidden states of a text: best path or posteriors",
-        "The hidden states behind every word of a text.",
+        "hidden states of a text: best paths or posteriors",
+        "Decode the hidden states of every word of a text.",
         EPILOG,
     )
-    parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="a text file (default: standard input)")
+    parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="text file (default: standard input)")
     parser.add_argument(
-        "--method", choices=("viterbi", "posterior", "filtered"), default="viterbi", help="default: viterbi"
+        "--method", choices=("viterbi", "posterior", "filtered"), default="viterbi", help="how to choose states (default: viterbi)"
     )
-    parser.add_argument("-k", type=count(1), default=1, metavar="K", help="the K best paths (viterbi; default: 1)")
+    parser.add_argument("-k", type=count(1), default=1, metavar="K", help="viterbi: number of best paths (default: 1)")
     parser.add_argument(
         "--eos-state",
         choices=("max", "sum"),
         default="max",
-        help="viterbi: the state of the final <eos> is part of the path (max, the default) or summed over",
+        help="viterbi: the state of the final <eos> is part of the path (max, default) or summed over (sum)",
     )
-    parser.add_argument("--top", type=count(), default=0, metavar="N", help="show the N most probable states of each word")
+    parser.add_argument("--top-k", type=count(), default=0, metavar="K", help="also print the K most probable states of each word")
     add_log_base(parser)
     parser.set_defaults(run=run)
     return parser
@@ -77,12 +75,10 @@ def run(args: argparse.Namespace) -> int:
     from vlhmm.errors import ConfigError
     from vlhmm.queries.prefix import begin
 
-    if args.top < 0:
-        raise ConfigError(f"--top {args.top} must be 0 or more")
     if args.k > 1 and args.method != "viterbi":
-        raise ConfigError(f"-k {args.k} lists best paths; --method {args.method} knows only one")
+        raise ConfigError(f"-k {args.k} lists best paths; --method {args.method} has only one")
     if args.eos_state == "sum" and args.method != "viterbi":
-        raise ConfigError(f"--eos-state sum speaks of paths; --method {args.method} sums over every other state anyway")
+        raise ConfigError(f"--eos-state sum applies to paths; --method {args.method} sums over all other states anyway")
     model = load_model(args)
     logs = LogBase(args)
     before = begin(model) if model.rule == "carry" else None
@@ -106,13 +102,13 @@ def _sentence(model: Any, words: list[str], args: argparse.Namespace, before: Pr
     from vlhmm.queries.decode import decode, posteriors
 
     memory = memory_of(args)
-    if args.method == "filtered" or args.top:
+    if args.method == "filtered" or args.top_k:
         known = posteriors(model, words, memory=memory, before=before)
         table = known.filtered if args.method == "filtered" else known.smoothed
         top = [
             [
                 (int(known.states[t, slot]), float(row[slot]))
-                for slot in row.argsort(descending=True)[: args.top].tolist()
+                for slot in row.argsort(descending=True)[: args.top_k].tolist()
             ]
             for t, row in enumerate(table)
         ]
@@ -130,7 +126,7 @@ def _sentence(model: Any, words: list[str], args: argparse.Namespace, before: Pr
                 probabilities=chosen,
                 log_prob=None,
                 eos_state=None,
-                top=top if args.top else None,
+                top=top if args.top_k else None,
             )
         ]
     return [
@@ -141,7 +137,7 @@ def _sentence(model: Any, words: list[str], args: argparse.Namespace, before: Pr
             probabilities=d.posteriors,
             log_prob=d.log_prob,
             eos_state=d.eos_state,
-            top=top if args.top else None,
+            top=top if args.top_k else None,
         )
         for d in decode(model, words, args.method, args.k, memory=memory, eos_state=args.eos_state, before=before)
     ]

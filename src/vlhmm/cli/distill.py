@@ -27,16 +27,16 @@ examples:
   vlhmm distill --samples drawn.jsonl --tokenizer tokenizer.json --out runs/smol    samples made elsewhere: JSON lines of
                                                                                     texts or ids, {"ids": [...], "finished": true}
   vlhmm distill SmolLM2.gguf --samples drawn.jsonl --temperature 0.8 --out runs/smol
-                                                                                    and what the LLM itself says of them
+                                                                                    also report the LLM's own perplexity
   vlhmm distill SmolLM2.gguf --prompts prompts.txt --tokens 1M --states 32768 --iterations 200 --out runs/large
 
-The samples are kept in RUN/samples, a shard at a time: the same command goes on where it was killed. One line in 40 is
-held out to choose the best model, another one for the report, which is also kept in RUN/distillation.json.
+Samples are saved in RUN/samples, shard by shard, and the same command resumes an interrupted run. One line in 40 is
+held out to choose the best model, and another one for the report, which is also saved in RUN/distillation.json.
 """
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = verb_parser(
         subparsers,
         "distill",
@@ -44,33 +44,33 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "Distill a language model into an HMM over its tokens.",
         EPILOG,
     )
-    parser.add_argument("llm", metavar="LLM", nargs="?", help="the language model; not needed with --samples")
-    parser.add_argument("--out", metavar="RUN", required=True, help="the run's folder")
+    parser.add_argument("llm", metavar="LLM", nargs="?", help="language model; not needed with --samples")
+    parser.add_argument("--out", metavar="RUN", required=True, help="run folder")
     drawing = parser.add_argument_group("samples")
-    drawing.add_argument("--prompts", metavar="FILE", help="what the model is asked, one prompt per line")
-    drawing.add_argument("--tokens", type=tokens, default=1_000_000, metavar="N", help="tokens to draw (default: 1M)")
-    drawing.add_argument("--temperature", type=real(1e-6, 1e6), default=1.0, metavar="T", help="of the samples (default: 1)")
+    drawing.add_argument("--prompts", metavar="FILE", help="prompts for the model, one per line")
+    drawing.add_argument("--tokens", type=tokens, default=1_000_000, metavar="N", help="number of tokens to draw (default: 1M)")
+    drawing.add_argument("--temperature", type=real(1e-6, 1e6), default=1.0, metavar="T", help="sampling temperature (default: 1)")
     drawing.add_argument(
-        "--max-new-tokens", type=count(1), default=40, metavar="N", help="samples are cut there (default: 40)"
+        "--max-new-tokens", type=count(1), default=40, metavar="N", help="largest number of tokens per sample (default: 40)"
     )
-    drawing.add_argument("--batch", type=count(1), default=64, metavar="N", help="samples at once (default: 64)")
+    drawing.add_argument("--batch", type=count(1), default=64, metavar="N", help="samples drawn in parallel (default: 64)")
     drawing.add_argument(
-        "--template", metavar="TEXT", help="with {prompt} in it (default: the model's chat template, or the prompt alone)"
-    )
-    drawing.add_argument(
-        "--precision", choices=("auto", "float32", "bfloat16"), default="auto", help="of the language model"
+        "--template", metavar="TEXT", help="prompt template with {prompt} (default: the model's chat template, or the prompt alone)"
     )
     drawing.add_argument(
-        "--samples", metavar="FILE", nargs="+", help="use these samples: JSON lines, text, or folders of shards"
+        "--precision", choices=("auto", "float32", "bfloat16"), default="auto", help="number format of the language model"
     )
-    drawing.add_argument("--tokenizer", metavar="PATH", help="of the samples, where no LLM is given: a tokenizer.json")
+    drawing.add_argument(
+        "--samples", metavar="FILE", nargs="+", help="use these samples: JSON lines, text files, or folders of shards"
+    )
+    drawing.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json of the samples, if no LLM is given")
     training = parser.add_argument_group("training")
-    training.add_argument("--preset", metavar="NAME", default="distill", help="default: distill; tiny takes seconds")
-    training.add_argument("--states", type=count(1, MAX_STATES), metavar="N", help="short for --set model.num_states=N")
-    training.add_argument("--blocks", type=count(1, MAX_STATES), metavar="N", help="short for --set model.num_blocks=N")
-    training.add_argument("--iterations", type=count(1), metavar="N", help="E-steps, each over a share of the samples")
-    training.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as of vlhmm train")
-    training.add_argument("--time-limit", type=duration, metavar="T", help="of training: 90s, 15m; the same command goes on")
+    training.add_argument("--preset", metavar="NAME", default="distill", help="complete configuration (default: distill); tiny takes seconds")
+    training.add_argument("--states", type=count(1, MAX_STATES), metavar="N", help="hidden states: short for --set model.num_states=N")
+    training.add_argument("--blocks", type=count(1, MAX_STATES), metavar="M", help="token blocks: short for --set model.num_blocks=M")
+    training.add_argument("--iterations", type=count(1), metavar="N", help="number of E-steps, each over a share of the samples")
+    training.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change one setting; repeatable (see vlhmm train --list-settings)")
+    training.add_argument("--time-limit", type=duration, metavar="T", help="stop training with a checkpoint after this time: 90s, 15m, 1.5h")
     add_format(parser)
     add_machine_options(parser)
     parser.set_defaults(run=run)

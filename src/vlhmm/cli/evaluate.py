@@ -1,4 +1,4 @@
-"""`vlhmm evaluate`: perplexity with every count beside it."""
+"""`vlhmm evaluate`: perplexity, with every count it depends on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from vlhmm.cli.common import (
+    DATA_DIR,
     add_format,
     add_machine_options,
     load_run_texts,
@@ -18,39 +19,40 @@ from vlhmm.cli.numbers import count
 from vlhmm.config import to_json
 
 EPILOG = """\
-FILE is a text, one sentence a line, - for standard input, a folder of vlhmm prepare, or a corpus (ptb, wikitext-2, sotu: its valid and test
-splits; ptb:test for one of them). Words beyond the model's vocabulary are scored as <unk> and counted as OOV.
+FILE is a text file with one sentence per line, - for standard input, a folder written by vlhmm prepare, or a corpus
+name (ptb means its valid and test splits, ptb:test one of them). Words beyond the model's vocabulary are scored as
+<unk> and counted as OOV.
 
 examples:
   vlhmm evaluate runs/ptb ptb.test.txt
   vlhmm evaluate runs/ptb ptb --context both --format json
   vlhmm evaluate runs/kn other.txt.gz                        baselines are evaluated by the same function
-  vlhmm evaluate kenlm.arpa.gz ptb.test.txt                  an n-gram model in ARPA format, whoever estimated it
+  vlhmm evaluate kenlm.arpa.gz ptb.test.txt                  any n-gram model in ARPA format
 
-Perplexity is exp(-log p / tokens); tokens are the words plus one <eos> a line. The context rule says what a line
-knows of the lines before it: reset, nothing; carry, the filtered state of one of --streams parallel streams.
-The rule the model was trained with is the default.
+Perplexity is exp(-log p / tokens); tokens are the words plus one <eos> per line. The context rule says whether the
+model is reset at each line (reset) or continues from the previous one (carry, in --streams parallel streams). The
+default is the rule of training.
 """
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = verb_parser(
         subparsers,
         "evaluate",
-        "perplexity of texts, with every count beside it",
-        "Perplexity of texts under a trained model.",
+        "perplexity of texts, with all counts",
+        "Evaluate the perplexity of texts under a trained model.",
         EPILOG,
     )
-    parser.add_argument("run_folder", metavar="RUN", help="a run of vlhmm train or vlhmm baseline; or an ARPA file")
+    parser.add_argument("run_folder", metavar="RUN", help="run folder of vlhmm train, baseline or mix, or an ARPA file")
     parser.add_argument("files", metavar="FILE", nargs="+", help="a text file, - for standard input, or a corpus name")
     parser.add_argument(
-        "--context", choices=("reset", "carry", "both"), help="default: the rule the model was trained with"
+        "--context", choices=("reset", "carry", "both"), help="context rule (default: that of training)"
     )
     parser.add_argument(
         "--streams", type=count(1), default=16, metavar="N", help="parallel streams under carry (default: 16)"
     )
-    parser.add_argument("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie (default: $VLHMM_DATA)")
+    parser.add_argument("--data-dir", metavar="DIR", help=DATA_DIR)
     add_format(parser, "text", "json", "jsonl")
     add_machine_options(parser)
     parser.set_defaults(run=run)
@@ -58,7 +60,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when every text has its perplexity."""
+    """Evaluate every text; return 0."""
     device = setup(args)
     import vlhmm
     from vlhmm.evaluation.perplexity import evaluate
@@ -85,13 +87,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def described(r: dict[str, Any]) -> str:
-    """A report for people."""
+    """Format a report as text."""
     streams = f" over {r['streams']} streams" if r["streams"] else ""
-    per_byte = f"{r['bits_per_byte']:.4f} bits a byte, " if r["bits_per_byte"] == r["bits_per_byte"] else ""  # NaN: not known
+    per_byte = f"{r['bits_per_byte']:.4f} bits per byte, " if r["bits_per_byte"] == r["bits_per_byte"] else ""  # NaN: not known
     return (
         f"{r['file']}  perplexity {r['perplexity']:.2f}  (context {r['context']}{streams})\n"
         f"  {r['sentences']:,} sentences, {r['words']:,} words, {r['tokens']:,} tokens with <eos>; "
         f"{r['oov']:,} OOV, {r['literal_unk']:,} literal <unk>; vocabulary {r['vocabulary_size']:,}\n"
-        f"  log-probability {r['log_likelihood']:.1f} nats, {r['bits_per_token']:.4f} bits a token, "
+        f"  log-probability {r['log_likelihood']:.1f} nats, {r['bits_per_token']:.4f} bits per token, "
         f"{per_byte}perplexity without OOV {r['perplexity_without_oov']:.2f}"
     )

@@ -20,15 +20,15 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = verb_parser(
-        subparsers, "explore", "look inside a model in the browser", "Explore a trained model in a browser.", EPILOG
+        subparsers, "explore", "explore a model in the browser", "Explore a trained model in a browser.", EPILOG
     )
     add_server_options(parser)
-    parser.add_argument("--no-browser", action="store_true", help="print the address only")
-    parser.add_argument("--export", metavar="DIR", help="write a page that works without a server, and end")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.add_argument("--export", metavar="DIR", help="write a page that works without a server, and exit")
     parser.add_argument(
-        "--top-states", type=count(1), default=1000, metavar="N", help="with --export: the most used states (default: 1000)"
+        "--top-states", type=count(1), default=1000, metavar="N", help="with --export: number of states, the most used ones (default: 1000)"
     )
     parser.set_defaults(run=run)
     return parser

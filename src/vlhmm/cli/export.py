@@ -8,14 +8,14 @@ from typing import Any
 from vlhmm.cli.options import ResultWriter, load_model, log_to, query_parser
 
 EPILOG = """\
-The dense matrices: start (S,), transition (S, S), emission (S, V). They are large (2^15 states: over 5 GB),
-so the size is told before, and they are written a few rows at a time. S counts the states that can be
-entered: with allocation=tokens the model has more state ids, which pad its smaller blocks; state_ids has
-each exported state's id.
+The matrices are start (S,), transition (S, S) and emission (S, V). They are large (over 5 GB at 2^15 states), so their
+size is printed first, and they are written a few rows at a time. S is the number of states that can be entered. With
+allocation=tokens the model has further state ids, which pad the smaller blocks; state_ids has the id of each exported
+state.
 
   npz, safetensors   float32 probabilities named start, transition, emission (the default, by OUT's suffix)
-  ctrl-g             a folder that Ctrl-G's HMM class reads: alpha_exp, beta, gamma, config.json; <eos> has an
-                     absorbing state of its own, the last one, because Ctrl-G fills texts up with <eos>
+  ctrl-g             a folder for Ctrl-G's HMM class: alpha_exp, beta, gamma, config.json; <eos> has its own absorbing
+                     state, the last one, because Ctrl-G pads texts with <eos>
   hmmlearn           .npz with startprob_, transmat_, emissionprob_ in float64, for small models
 
 examples:
@@ -26,18 +26,18 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = query_parser(
         subparsers,
         "export",
-        "the model's matrices for other programs",
+        "write the model's matrices for other programs",
         "Write the model's dense matrices for other programs.",
         EPILOG,
         "text",
         "json",
     )
-    parser.add_argument("out", metavar="OUT", help="a file, or a folder for ctrl-g")
-    parser.add_argument("--kind", choices=("npz", "safetensors", "ctrl-g", "hmmlearn"), help="default: by OUT's suffix")
+    parser.add_argument("out", metavar="OUT", help="file to write, or folder for ctrl-g")
+    parser.add_argument("--kind", choices=("npz", "safetensors", "ctrl-g", "hmmlearn"), help="format (default: by OUT's suffix)")
     parser.set_defaults(run=run)
     return parser
 

@@ -24,15 +24,15 @@ from vlhmm.cli.options import (
 from vlhmm.errors import VlhmmError
 
 EPILOG = """\
-TEXT holds [MASK] for one word, [MASK:n] for n words, [MASK:a-b] for a to b words, any number of them; -
-reads texts from standard input, one a line. Fills are conditioned on every given word left and right, and
-on the sentence ending there (--open: it may go on). A gap holds no <eos> unless --allow-eos.
+TEXT has any number of gaps: [MASK] is one word, [MASK:n] n words, [MASK:a-b] a to b words. - reads texts from standard
+input, one per line. Fills are conditioned on all given words, left and right, and on the sentence ending after them
+(unless --open). A gap holds no <eos> unless --allow-eos is given.
 
-  --mode sample      fills drawn from p(fill | the text, the constraint), each with that probability
-  --mode best        one [MASK] of one word: the most probable word; otherwise the fill of the most probable
-                     path of words and states, the state of the final <eos> included ("joint path"), which
-                     need not be the most probable fill
-  --mode marginals   each gap's length and each of its words by itself
+  --mode sample      draw fills from p(fill | text, constraint); each is printed with that probability
+  --mode best        for one gap of one word, the most probable word; otherwise the fill on the most probable path of
+                     words and states ("joint path", the state of the final <eos> included), which need not be the
+                     most probable fill
+  --mode marginals   the distribution of each gap's length, and of each of its words given the length
 
 examples:
   vlhmm infill runs/mine "the [MASK] of the united states"
@@ -43,20 +43,20 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = query_parser(
         subparsers,
         "infill",
         "fill gaps given both sides, under hard constraints",
-        "Fill the gaps of a text given everything left and right of them.",
+        "Fill the gaps of a text, given all words left and right of them.",
         EPILOG,
     )
-    parser.add_argument("text", metavar="TEXT", help="with [MASK], [MASK:a-b]; - for standard input")
-    parser.add_argument("--mode", choices=("sample", "best", "marginals"), default="sample", help="default: sample")
-    parser.add_argument("-n", type=count(1), default=1, metavar="N", help="how many samples (default: 1)")
-    parser.add_argument("--top-k", type=count(), default=10, metavar="K", help="words shown per place (default: 10)")
-    parser.add_argument("--open", action="store_true", help="the sentence need not end after the text")
-    parser.add_argument("--allow-eos", action="store_true", help="a gap may hold <eos>")
+    parser.add_argument("text", metavar="TEXT", help="text with [MASK] or [MASK:a-b], or - for standard input")
+    parser.add_argument("--mode", choices=("sample", "best", "marginals"), default="sample", help="kind of answer (default: sample)")
+    parser.add_argument("-n", type=count(1), default=1, metavar="N", help="number of samples (default: 1)")
+    parser.add_argument("--top-k", type=count(), default=10, metavar="K", help="words to print per position (default: 10)")
+    parser.add_argument("--open", action="store_true", help="the sentence may continue after the text")
+    parser.add_argument("--allow-eos", action="store_true", help="gaps may hold <eos>")
     add_constraint_options(parser)
     add_log_base(parser)
     parser.set_defaults(run=run)

@@ -19,42 +19,42 @@ from vlhmm.cli.options import (
 )
 
 EPILOG = """\
-  entropy          of the text the model itself writes, a token: an estimate from sampled streams, with its
+  entropy          entropy rate of the model's own text, per token: an estimate from sampled streams, with its
                    standard error (no closed form is known)
-  phrase "W …"     exact probability that the phrase stands somewhere in the next n tokens, n = 1 .. --words
+  phrase "W ..."   exact probability that the phrase occurs within the next n tokens, for n = 1 .. --max-tokens
   kl OTHER FILE    exact KL divergence of the next-word distributions of RUN and OTHER after every prefix of
-                   a text, averaged over its tokens; two runs with one vocabulary
+                   a text, averaged over its tokens; both runs must have the same vocabulary
 
 examples:
   vlhmm information runs/mine entropy --streams 64 --tokens 256 --log-base 2
-  vlhmm information runs/mine phrase "the united states" --words 20
+  vlhmm information runs/mine phrase "the united states" --max-tokens 20
   vlhmm information runs/mine kl runs/other test.txt --format json
 """
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = query_parser(
         subparsers,
         "information",
-        "entropy rate, probability of phrases, divergence of two models",
-        "Numbers about a model: exact where it is said, estimated with an error where not.",
+        "entropy rate, phrase probabilities, divergence of two models",
+        "Compute the entropy rate of a model, the probability of a phrase, or the divergence of two models.",
         EPILOG,
     )
     parser.add_argument("what", choices=("entropy", "phrase", "kl"), metavar="WHAT", help="entropy, phrase or kl")
-    parser.add_argument("operands", metavar="...", nargs="*", help="phrase: its words; kl: OTHER [FILE]")
-    parser.add_argument("--streams", type=count(2), default=64, metavar="N", help="entropy: sampled streams (default: 64)")
-    parser.add_argument("--tokens", type=count(1), default=256, metavar="N", help="entropy: tokens a stream (default: 256)")
-    parser.add_argument("--words", type=count(1), default=10, metavar="N", help="phrase: in the next N tokens (default: 10)")
-    parser.add_argument("--context", default="", metavar="TEXT", help="phrase: what was read before")
-    parser.add_argument("--one-sentence", action="store_true", help="phrase: it must come before the next <eos>")
+    parser.add_argument("operands", metavar="...", nargs="*", help="phrase: the words; kl: OTHER [FILE]")
+    parser.add_argument("--streams", type=count(2), default=64, metavar="N", help="entropy: number of sampled streams (default: 64)")
+    parser.add_argument("--tokens", type=count(1), default=256, metavar="N", help="entropy: tokens per stream (default: 256)")
+    parser.add_argument("--max-tokens", type=count(1), default=10, metavar="N", help="phrase: largest number of tokens (default: 10)")
+    parser.add_argument("--prompt", default="", metavar="WORDS", help="phrase: words before it")
+    parser.add_argument("--one-sentence", action="store_true", help="phrase: it must occur before the next <eos>")
     add_log_base(parser)
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when the number is printed."""
+    """Compute the quantity and print it; return 0."""
     from vlhmm.errors import ConfigError
 
     counts = {"entropy": (0, 0), "phrase": (1, None), "kl": (1, 2)}
@@ -88,7 +88,7 @@ def _entropy(args: argparse.Namespace, model: Any, logs: LogBase, answer: Result
     }
     answer(
         record,
-        f"entropy rate {logs(found.value):.4f} ± {logs(found.standard_error):.4f} a token (log base "
+        f"entropy rate {logs(found.value):.4f} ± {logs(found.standard_error):.4f} per token (log base "
         f"{logs.name}): estimate and standard error from {found.num_streams} streams of {found.num_tokens} "
         "tokens",
     )
@@ -98,14 +98,14 @@ def _phrase(args: argparse.Namespace, model: Any, logs: LogBase, answer: ResultW
     from vlhmm.queries.information import phrase_probability
 
     phrase = " ".join(args.operands)
-    log_oov(log_to(args.quiet), model.vocabulary, model.vocabulary.split(args.context))
+    log_oov(log_to(args.quiet), model.vocabulary, model.vocabulary.split(args.prompt))
     with token_progress(args.quiet, "phrase") as progress:
         found = phrase_probability(
-            model, phrase, args.words, args.context, not args.one_sentence, memory_of(args), progress
+            model, phrase, args.max_tokens, args.prompt, not args.one_sentence, memory_of(args), progress
         )
     record = {
         "phrase": phrase,
-        "context": args.context,
+        "context": args.prompt,
         "probabilities": found,
         "exact": True,
         "rule": model.rule,
@@ -135,6 +135,6 @@ def _kl(args: argparse.Namespace, model: Any, logs: LogBase, answer: ResultWrite
     }
     answer(
         record,
-        f"KL {logs(total / tokens):.6f} a token, log-ratio of the text {logs(ratio / tokens):.6f} a token "
+        f"KL {logs(total / tokens):.6f} per token, log-ratio of the text {logs(ratio / tokens):.6f} per token "
         f"(log base {logs.name}), {tokens:,} tokens, each sentence by itself; exact for these contexts",
     )

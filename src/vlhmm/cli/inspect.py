@@ -16,31 +16,32 @@ from vlhmm.cli.numbers import count
 
 EPILOG = """\
 examples:
-  vlhmm inspect runs/ptb                            sizes, how many states are used, the most used ones
-  vlhmm inspect runs/ptb word bank                  the states it comes from, and what stands around it in each
-  vlhmm inspect runs/ptb state 4711 --top 20
+  vlhmm inspect runs/ptb                            sizes, number of states in use, the most used states
+  vlhmm inspect runs/ptb word bank                  the states that emit it, and typical neighbours in each
+  vlhmm inspect runs/ptb state 4711 --top-k 20
   vlhmm inspect runs/ptb block 17 --format json
   vlhmm inspect runs/ptb word -- -lrb-              a word that begins with a dash
 
-Usage is the share of tokens that the model itself, writing without end, would emit from a state: the stationary
-distribution of its chain. Under the context rule reset a fresh start follows every <eos>, and shares, predecessors and
-successors count it. It is found once for a model, which takes a second at 2^13 states and up to a minute at 2^15 (with
-4.3 GB of memory; several minutes with less, see --memory), and kept in RUN/usage.safetensors. Entropies are in nats.
+Usage is the stationary distribution of the chain: the share of tokens that the model would emit from a state in an
+endless text of its own. Under the context rule reset, the chain restarts after every <eos>; usage, predecessors and
+successors take this into account. Usage is computed once per model and stored in RUN/usage.safetensors. This takes a
+second at 2^13 states and up to a minute at 2^15 (with 4.3 GB of memory; several minutes with less, see --memory).
+Entropies are in nats.
 """
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = verb_parser(
-        subparsers, "inspect", "what a state, a word or a block stands for",
-        "What a state, a word or a block of a trained model stands for: words, neighbours, usage, entropy.", EPILOG,
+        subparsers, "inspect", "words, neighbours and usage of a state, a word or a block",
+        "Show the words, neighbours, usage and entropies of a state, a word or a block.", EPILOG,
     )  # fmt: skip
-    parser.add_argument("run_folder", metavar="RUN", help="a run of vlhmm train")
+    parser.add_argument("run_folder", metavar="RUN", help="run folder of vlhmm train")
     parser.add_argument(
-        "kind", metavar="state|word|block", nargs="?", choices=("state", "word", "block"), help="what is asked for"
+        "kind", metavar="state|word|block", nargs="?", choices=("state", "word", "block"), help="what to inspect (default: the whole model)"
     )
-    parser.add_argument("subject", metavar="N|W|M", nargs="?", help="a state's number, a word, a block's number")
-    parser.add_argument("--top", type=count(1), default=10, metavar="N", help="entries of every list (default: 10)")
+    parser.add_argument("subject", metavar="N|W|M", nargs="?", help="number of a state, a word, or number of a block")
+    parser.add_argument("--top-k", type=count(1), default=10, metavar="K", help="entries per list (default: 10)")
     add_format(parser)
     add_machine_options(parser)
     parser.set_defaults(run=run)
@@ -61,14 +62,14 @@ def run(args: argparse.Namespace) -> int:
     model = vlhmm.load_any(args.run_folder, memory=args.memory, device=device)
     if not hasattr(model, "distributions"):
         raise QueryError(without_states(model, args.run_folder, "inspect"))
-    check_subject(model, args.kind, subject, args.top, inspection)  # before the usage is found: that takes its time
+    check_subject(model, args.kind, subject, args.top_k, inspection)  # before the usage is found: that takes its time
     with usage_progress(args.quiet) as progress:
         usage = usage_of(model, args.run_folder, args.memory, progress)
     inspector = inspection.Inspector(model, usage)
     if args.kind is None:
-        view, text = inspector.summary(args.top), summary_text
+        view, text = inspector.summary(args.top_k), summary_text
     else:
-        view = getattr(inspector, args.kind)(subject, args.top)
+        view = getattr(inspector, args.kind)(subject, args.top_k)
         text = {"state": state_text, "word": word_text, "block": block_text}[args.kind]
     about = {"run": args.run_folder, "kind": args.kind or "model", "context": model.rule, "log_base": "e"}
     if args.kind is None:

@@ -1,4 +1,4 @@
-"""`vlhmm`: one program, a module a verb. Data goes to standard output, everything else to standard error."""
+"""`vlhmm`: one program with a module per verb. Data goes to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
@@ -16,56 +16,56 @@ from vlhmm.limits import shortened
 from vlhmm.malloc import keep_freed_memory
 
 VERBS = {  # in the order of --help; a verb's module is imported when it is needed
-    "demo": "train and show a model on the embedded corpus, in minutes",
-    "train": "train a model on any whitespace-tokenized text",
-    "evaluate": "perplexity of texts, with every count beside it",
-    "prepare": "write texts as memory-mapped ids, for texts larger than memory",
-    "cluster": "sort words into blocks (Brown clusters, wcluster's format)",
-    "inspect": "what a state, a word or a block stands for",
-    "score": "log-probability of sentences or tokens, streaming",
-    "next": "the exact distribution of the next word",
+    "demo": "train, evaluate and query a model of the built-in corpus, in minutes",
+    "train": "train a model on a text",
+    "evaluate": "perplexity of texts, with all counts",
+    "prepare": "convert texts to memory-mapped ids, for texts larger than memory",
+    "cluster": "cluster words into blocks (Brown clusters, wcluster's format)",
+    "inspect": "words, neighbours and usage of a state, a word or a block",
+    "score": "log-probability of sentences or tokens",
+    "next": "exact distribution of the next word",
     "sample": "exact samples, with or without a prompt",
     "infill": "fill gaps given both sides, under hard constraints",
-    "decode": "hidden states of a text: best path or posteriors",
-    "surprisal": "the words of a text least expected given both sides",
-    "information": "entropy rate, probability of phrases, divergence of two models",
-    "verify": "prove exactness on your own model",
-    "manifest": "check or renew the checksums of a run folder",
-    "export": "the model's matrices for other programs",
+    "decode": "hidden states of a text: best paths or posteriors",
+    "surprisal": "least expected words of a text, given both sides",
+    "information": "entropy rate, phrase probabilities, divergence of two models",
+    "verify": "check that the answers of a trained model are exact",
+    "manifest": "check or update the checksums of a run folder",
+    "export": "write the model's matrices for other programs",
     "distill": "train an HMM on samples of a language model",
-    "steer": "lead a language model through hard constraints",
-    "mix": "interpolate trained models, weights by EM on a validation text",
-    "serve": "the model over HTTP: OpenAI's API, exact",
-    "explore": "look inside a model in the browser",
-    "baseline": "Kneser-Ney, feed-forward and LSTM beside it",
-    "completion": "completion of verbs and options for bash, zsh or tcsh",
+    "steer": "generate text with a language model under hard constraints",
+    "mix": "interpolate trained models, with weights fitted by EM",
+    "serve": "serve a model over HTTP with OpenAI's API",
+    "explore": "explore a model in the browser",
+    "baseline": "train a Kneser-Ney, feed-forward or LSTM baseline",
+    "completion": "print a completion script for bash, zsh or tcsh",
 }
 
 EPILOG = """\
 first steps:
-  vlhmm demo                                                  minutes, on two cores, nothing to download
-  vlhmm train train.txt --valid valid.txt --out runs/mine      your own text
+  vlhmm demo                                                   takes minutes on two cores, downloads nothing
+  vlhmm train train.txt --valid valid.txt --out runs/mine      train on your own text
   vlhmm evaluate runs/mine test.txt
   vlhmm infill runs/mine "he [MASK] to the [MASK:1-4] ."
 
-vlhmm VERB --help teaches a verb with examples.
+vlhmm VERB --help describes a verb, with examples.
 """
 
 
 class Parser(argparse.ArgumentParser):
-    """A wrong argument gets one line that tells where to look, as every other error."""
+    """A parser that reports a wrong argument in one line, like every other error."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def available() -> dict[str, str]:
-    """The verbs whose modules are installed."""
+    """Return the verbs whose modules are installed."""
     return {verb: text for verb, text in VERBS.items() if importlib.util.find_spec(f"vlhmm.cli.{verb}")}
 
 
 def build_parser(only: str | None = None, everything: bool = False) -> argparse.ArgumentParser:
-    """The parser of one verb with the others by name, or of every verb with all its options."""
+    """Build the parser of one verb with the others by name only, or of every verb with all its options."""
     parser = Parser(
         prog="vlhmm",
         description="Very large hidden Markov language models: train, score and query, exactly.",
@@ -83,17 +83,18 @@ def build_parser(only: str | None = None, everything: bool = False) -> argparse.
 
 
 def version() -> str:
+    """Return the installed version."""
     from importlib.metadata import version as installed
 
     return installed("vlhmm")
 
 
 def prepare_process() -> None:
-    """Settings of this process that must stand before torch is loaded; a library import never makes them.
+    """Set what must be set before torch is loaded. Importing the library never does this.
 
-    Idle OpenMP threads spin for some ten microseconds, so that the many small products of a step do not each wake a
-    thread, and then sleep instead of spinning against the kernels' own. Freed memory is kept: pages fresh from the
-    system cost more than the arithmetic done in them.
+    Idle OpenMP threads spin for about ten microseconds, so that the many small products of a step need not wake a
+    thread each, and then sleep, so that they do not compete with the compiled kernels' threads. Freed memory is kept:
+    fresh pages from the system cost more than the arithmetic done in them.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
@@ -101,10 +102,10 @@ def prepare_process() -> None:
 
 
 def parse(arguments: list[str], verb: str | None) -> argparse.Namespace:
-    """The arguments of that verb; what it does not know is refused."""
+    """Parse the arguments of a verb; refuse what it does not know."""
     for place, argument in enumerate(arguments, start=1):
         if "\0" in argument:
-            raise ConfigError(f"argument {place} holds a NUL character, which no path and no text has; remove it")
+            raise ConfigError(f"argument {place} contains a NUL character; remove it")
         if argument.startswith("-") and argument.endswith("=--"):  # argparse would read an empty list
             raise ConfigError(f"{shortened(argument)}: expected a value; see vlhmm {verb or ''} --help")
         if not argument.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in argument):
@@ -118,7 +119,8 @@ def parse(arguments: list[str], verb: str | None) -> argparse.Namespace:
 
 
 def out_of_memory() -> int:
-    print("vlhmm: not enough memory; take fewer states, smaller batches or a smaller --memory", file=sys.stderr)
+    """Report that memory is exhausted, and return the exit code."""
+    print("vlhmm: not enough memory; use fewer states, smaller batches or a smaller --memory", file=sys.stderr)
     return 1
 
 
@@ -144,7 +146,7 @@ def run_program(parse_arguments: Callable[[], argparse.Namespace]) -> int:
             where = "" if rank == "0" else f"rank {rank}: "
             print(f"vlhmm: {where}{' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # the reader has seen enough
+    except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

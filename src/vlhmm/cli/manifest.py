@@ -1,4 +1,4 @@
-"""`vlhmm manifest`: the checksums of a run folder, checked, accepted anew, or without the calibration."""
+"""`vlhmm manifest`: check the checksums of a run folder, update them, or remove the calibration."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from vlhmm.cli.common import verb_parser
 from vlhmm.errors import CheckpointError
 
 EPILOG = """\
-RUN/manifest.json has a checksum of every file that makes the model. Loading a model checks them; a file that differs is
-named and refused. Without an option this command does only that check.
+RUN/manifest.json has a checksum of every file that the model is loaded from. Loading compares them and refuses a file
+that differs. Without an option, this command makes the same check.
 
-  --accept               record the files as they are now: after editing one on purpose, or for a folder made by hand
-  --remove-calibration   remove calibration.json and its entry: the model is then used as it was trained
+  --accept               update the checksums, e.g. after editing a file on purpose, or for a folder made by hand
+  --remove-calibration   remove calibration.json and its entry, to use the model as it was trained
 
 examples:
   vlhmm manifest runs/mine
@@ -23,18 +23,18 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = verb_parser(
         subparsers,
         "manifest",
-        "check or renew the checksums of a run folder",
-        "Check the files of a run folder against their checksums, or record them anew.",
+        "check or update the checksums of a run folder",
+        "Check the files of a run folder against their checksums, or update the checksums.",
         EPILOG,
     )
-    parser.add_argument("run_folder", metavar="RUN", help="a run of vlhmm train or vlhmm baseline")
+    parser.add_argument("run_folder", metavar="RUN", help="run folder of vlhmm train or baseline")
     choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--accept", action="store_true", help="record the files as they are now")
-    choice.add_argument("--remove-calibration", action="store_true", help="use the model without its calibration")
+    choice.add_argument("--accept", action="store_true", help="update the checksums to the files as they are")
+    choice.add_argument("--remove-calibration", action="store_true", help="remove the calibration")
     parser.set_defaults(run=run)
     return parser
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     folder = Path(args.run_folder)
     if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} is no run: it has no config.json; give a folder made by vlhmm train --out")
+        raise CheckpointError(f"{folder} is not a run folder: it has no config.json; give a folder made by vlhmm train --out")
     if not (args.accept or args.remove_calibration):
         if not check_manifest(folder):
             return 2

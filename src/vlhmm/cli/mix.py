@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from vlhmm.cli.common import (
+    DATA_DIR,
     add_format,
     add_machine_options,
     load_run_texts,
@@ -17,39 +18,39 @@ from vlhmm.cli.common import (
 from vlhmm.config import to_json
 
 EPILOG = """\
-RUN is the folder of vlhmm train, vlhmm baseline (kn, ff, lstm) or vlhmm mix; the components of a mixture are taken one
-by one. All of them must have the same vocabulary.
+RUN is a run folder of vlhmm train, vlhmm baseline or vlhmm mix; a mixture is replaced by its components. All models
+must have the same vocabulary.
 
 examples:
   vlhmm baseline kn train.txt --valid valid.txt --out runs/kn
   vlhmm mix runs/mine runs/kn --valid valid.txt --out runs/mixed
   vlhmm evaluate runs/mixed test.txt
-  vlhmm mix runs/mine runs/kn --weights 0.5,0.5 --out runs/half          given weights, no validation text
+  vlhmm mix runs/mine runs/kn --weights 0.5,0.5 --out runs/half          fixed weights, no validation text
 
-The mixture's probability of a token is p(x_t | x_<t) = sum_i w_i p_i(x_t | x_<t). EM finds the weights that give the
-validation text the highest probability. They are fitted to that text: report perplexity on another one.
+The mixture's probability of a token is p(x_t | x_<t) = sum_i w_i p_i(x_t | x_<t). EM finds the weights that maximize
+the probability of the validation text. Report perplexity on another text.
 evaluate, score, next and sample answer exactly for a mixture. infill, decode, inspect, surprisal, information, verify
-and export need hidden states: ask the HMM in RUN/components, which is a run by itself.
+and export need hidden states: run them on the HMM in RUN/components, which is a complete run folder.
 """
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = verb_parser(
         subparsers,
         "mix",
-        "interpolate trained models, weights by EM on a validation text",
-        "Mix trained models linearly into a new run.",
+        "interpolate trained models, with weights fitted by EM",
+        "Interpolate trained models linearly, and save the mixture as a run of its own.",
         EPILOG,
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="a run of vlhmm train, vlhmm baseline or vlhmm mix")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="run folder of vlhmm train, baseline or mix")
     parser.add_argument(
-        "--valid", metavar="FILE", help="the text that weights are fitted to: a file, -, or a corpus (its valid split)"
+        "--valid", metavar="FILE", help="text to fit the weights to: a file, -, or a corpus name (its valid split)"
     )
-    parser.add_argument("--out", metavar="RUN", required=True, help="the mixture's folder")
-    parser.add_argument("--weights", metavar="W,W,...", help="use these weights instead of EM")
-    parser.add_argument("--context", choices=("reset", "carry"), help="the context rule (default: the models' own)")
-    parser.add_argument("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie (default: $VLHMM_DATA)")
+    parser.add_argument("--out", metavar="RUN", required=True, help="folder of the mixture")
+    parser.add_argument("--weights", metavar="W,W,...", help="fixed weights instead of EM")
+    parser.add_argument("--context", choices=("reset", "carry"), help="context rule (default: that of the models)")
+    parser.add_argument("--data-dir", metavar="DIR", help=DATA_DIR)
     add_format(parser)
     add_machine_options(parser)
     parser.set_defaults(run=run)

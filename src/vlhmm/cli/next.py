@@ -20,9 +20,8 @@ from vlhmm.cli.options import (
 from vlhmm.errors import VlhmmError
 
 EPILOG = """\
-CONTEXT is what was read so far, from the start of a sentence; nothing stands for that start itself, - for
-the lines of standard input, one context each. The whole distribution is computed and sums to one; --top-k
-says how much is shown.
+CONTEXT holds the words since the start of the sentence (default: none). - reads contexts from standard input, one per
+line. The distribution covers the whole vocabulary and <eos>, and sums to one; --top-k only limits what is printed.
 
 examples:
   vlhmm next runs/mine "the president of the"
@@ -32,16 +31,16 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = query_parser(
         subparsers,
         "next",
-        "the exact distribution of the next word",
-        "The exact distribution of the word after a context.",
+        "exact distribution of the next word",
+        "Compute the exact distribution of the word after a context.",
         EPILOG,
     )
-    parser.add_argument("context", metavar="CONTEXT", nargs="?", default="", help="words; - for standard input")
-    parser.add_argument("--top-k", type=count(), default=10, metavar="K", help="words shown, 0 for all (default: 10)")
+    parser.add_argument("context", metavar="CONTEXT", nargs="?", default="", help="words, or - for standard input")
+    parser.add_argument("--top-k", type=count(), default=10, metavar="K", help="words to print, 0 for all (default: 10)")
     add_log_base(parser)
     parser.set_defaults(run=run)
     return parser

@@ -1,5 +1,4 @@
-"""What the verbs that ask a model share: the run, the text, the log base, constraints, and how answers are
-printed."""
+"""What the query verbs share: the run, texts, the log base, constraints, and the output formats."""
 
 from __future__ import annotations
 
@@ -20,20 +19,21 @@ LOG_BASES = {"e": 1.0, "2": math.log(2), "10": math.log(10)}
 def query_parser(
     subparsers: Any, name: str, help: str, description: str, epilog: str, *formats: str
 ) -> argparse.ArgumentParser:
-    """The parser of a verb that asks a model: RUN, --format, the machine."""
+    """Add the parser of a query verb, with RUN, --format and the machine options."""
     parser = verb_parser(subparsers, name, help, description, epilog)
-    parser.add_argument("run_folder", metavar="RUN", help="a run of vlhmm train")
+    parser.add_argument("run_folder", metavar="RUN", help="run folder of a trained model")
     add_format(parser, *(formats or ("text", "json", "jsonl")))
     add_machine_options(parser)
     return parser
 
 
 def add_log_base(parser: argparse.ArgumentParser) -> None:
+    """Add --log-base."""
     parser.add_argument(
         "--log-base",
         choices=tuple(LOG_BASES),
         default="e",
-        help="of every log-probability printed (default: e)",
+        help="base of the log-probabilities printed (default: e)",
     )
 
 
@@ -41,31 +41,33 @@ def add_constraint_options(parser: argparse.ArgumentParser) -> None:
     """Add --must-contain, --in-order, --must-not, --length, --regex and --scope."""
     group = parser.add_argument_group("constraints (all of them hold; words must be in the vocabulary)")
     group.add_argument(
-        "--must-contain", action="append", default=[], metavar="PHRASE", help="a word or phrase; repeatable"
+        "--must-contain", action="append", default=[], metavar="PHRASE", help="word or phrase that the text contains; repeatable"
     )
-    group.add_argument("--in-order", action="store_true", help="the --must-contain phrases in the order given")
-    group.add_argument("--must-not", action="append", default=[], metavar="PHRASE", help="a word or phrase; repeatable")
-    group.add_argument("--length", metavar="A-B", help="A to B words; A- for at least A, a number for exactly so many")
+    group.add_argument("--in-order", action="store_true", help="the --must-contain phrases occur in the order given")
     group.add_argument(
-        "--regex", action="append", default=[], metavar="PATTERN", help="over words, e.g. 'the .* [a b] c?'"
+        "--must-not", action="append", default=[], metavar="PHRASE", help="word or phrase that it does not contain; repeatable"
+    )
+    group.add_argument("--length", metavar="A-B", help="A to B words; A- for at least A, A for exactly A")
+    group.add_argument(
+        "--regex", action="append", default=[], metavar="PATTERN", help="pattern over words that the whole text matches, e.g. 'the .* [a b] c?'"
     )
     group.add_argument(
         "--scope",
         choices=("text", "gaps"),
         default="text",
-        help="what they speak of: the whole text (default), or only the words filled in",
+        help="apply them to the whole text (default), or only to the words filled in",
     )
 
 
 def constraint_of(args: argparse.Namespace) -> Any:
-    """The constraint the options ask for, or None."""
+    """Return the constraint that the options describe, or None."""
     from vlhmm.constraints.constraint import length, must_contain, must_not, regex
 
     parts = []
     if args.must_contain:
         parts.append(must_contain(*args.must_contain, in_order=args.in_order))
     elif args.in_order:
-        raise ConfigError("--in-order says how --must-contain phrases stand; give some")
+        raise ConfigError("--in-order needs --must-contain phrases; give some")
     if args.must_not:
         parts.append(must_not(*args.must_not))
     if args.length is not None:
@@ -88,7 +90,7 @@ def _range(text: str) -> tuple[int, int | None]:
 
 
 def load_model(args: argparse.Namespace, run_folder: str | None = None, any_kind: bool = False) -> Any:
-    """The HMM of a run, ready to be asked; or, of any kind, a model that predicts the next word."""
+    """Load the HMM of a run, or with `any_kind` any model that predicts the next word."""
     device = setup(args)
     import vlhmm
 
@@ -102,14 +104,14 @@ def load_model(args: argparse.Namespace, run_folder: str | None = None, any_kind
 
 
 def memory_of(args: argparse.Namespace) -> float:
-    """Bytes that the messages of a query may take."""
+    """Return the most bytes that the messages of a query may take."""
     from vlhmm.data.user_text import DEFAULT_MEMORY
 
     return args.memory or DEFAULT_MEMORY
 
 
 def texts_of(argument: str | None, split: Callable[[str], list[str]] = str.split) -> Iterator[tuple[int, list[str]]]:
-    """(line number, words): the argument itself as one text, or the lines of standard input for "-"."""
+    """Yield (line number, words): of the argument, or of the lines of standard input for "-"."""
     if argument != "-":
         yield 1, split(argument or "")
         return
@@ -121,20 +123,20 @@ def texts_of(argument: str | None, split: Callable[[str], list[str]] = str.split
 
 
 def on_line(number: int, several: bool, error: VlhmmError) -> VlhmmError:
-    """The error, saying on which line of the text it arose."""
+    """Return the error with the line number in front."""
     return type(error)(f"line {number}: {error}") if several else error
 
 
 def log_oov(log: Callable[[str], None], vocabulary: Any, words: Sequence[str]) -> None:
-    """Says which words the model does not know."""
+    """Print which words are not in the vocabulary."""
     unknown = [word for word in words if word not in vocabulary and not word.startswith("[MASK")]
     if unknown:
         shown = ", ".join(repr(word) for word in unknown[:5])
-        log(f"{len(unknown)} words beyond the vocabulary are read as <unk>: {shown}")
+        log(f"{len(unknown)} words not in the vocabulary are read as <unk>: {shown}")
 
 
 class LogBase:
-    """Log-probabilities in the base asked for; Python's are natural."""
+    """Converts log-probabilities from nats to the base of --log-base."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.name = args.log_base
@@ -144,7 +146,7 @@ class LogBase:
         return nats / self.divisor
 
     def number(self, nats: float) -> float | str:
-        """For JSON, which has no infinity: '-inf' as a word."""
+        """Return the value for JSON, which has no infinity: '-inf' is a string."""
         return self(nats) if math.isfinite(nats) else "-inf"
 
     def shown(self, nats: float) -> str:
@@ -152,7 +154,7 @@ class LogBase:
 
 
 class ResultWriter:
-    """Prints answers as they come: lines of text, JSON lines, or one JSON array."""
+    """Prints answers one by one: as lines of text, JSON lines, or one JSON array."""
 
     def __init__(self, kind: str, single: bool = False) -> None:
         self.kind, self.single, self.count = kind, single, 0
@@ -161,7 +163,7 @@ class ResultWriter:
         return self
 
     def __call__(self, record: dict[str, Any], text: str | Iterable[str]) -> None:
-        """One answer: `record` for programs, `text` for people."""
+        """Print one answer: `record` as JSON, or `text`."""
         if self.kind == "text":
             for line in [text] if isinstance(text, str) else text:
                 print(line)

@@ -1,4 +1,4 @@
-"""`vlhmm prepare`: texts in, a folder of ids out that train, cluster and evaluate read without holding it in memory."""
+"""`vlhmm prepare`: convert texts to a folder of ids, which train, cluster and evaluate read in parts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from vlhmm.cli.common import log_to, verb_parser
-from vlhmm.cli.numbers import count, tokens
+from vlhmm.cli.common import add_format, add_vocabulary_limits, log_to, verb_parser
+from vlhmm.cli.numbers import tokens
 
 EPILOG = """\
-TEXT is a file of whitespace-tokenized text, one sentence a line (UTF-8; .gz, .zst too), or - for standard input.
-Several files are one text, in the order given.
+TEXT is a text file with one sentence per line and words separated by blanks (UTF-8, also .gz or .zst), or - for
+standard input. Several files are read as one text, in the order given.
 
 examples:
   vlhmm prepare part-*.txt.zst --max-vocab 50000 --out data/news
@@ -23,13 +23,13 @@ examples:
   vlhmm prepare held-out.txt --vocab data/news/vocabulary.txt --out data/held-out
   vlhmm prepare samples-*.jsonl.gz --tokenizer tokenizer.json --out data/samples      subword ids
 
-The text is read once and written as shards of 16- or 32-bit ids with line ends and checksums; docs/prepared.md has
-the layout. Memory does not grow with the text.
+The text is read once and written as shards of 16- or 32-bit ids with line ends and checksums. The layout is described
+in docs/prepared.md. Memory use does not grow with the text.
 """
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = verb_parser(
         subparsers,
         "prepare",
@@ -38,16 +38,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         EPILOG,
     )
     parser.add_argument("texts", metavar="TEXT", nargs="+", help="a text file, or - for standard input")
-    parser.add_argument("--out", metavar="DIR", required=True, help="the folder to write")
-    parser.add_argument("--vocab", metavar="FILE", help="a given vocabulary, one word a line")
+    parser.add_argument("--out", metavar="DIR", required=True, help="folder to write")
+    parser.add_argument("--vocab", metavar="FILE", help="use this vocabulary, one word per line")
     parser.add_argument(
-        "--tokenizer", metavar="PATH", help="a Hugging Face tokenizer.json: its ids (pip install 'vlhmm[llm]')"
+        "--tokenizer", metavar="PATH", help="write the ids of a Hugging Face tokenizer.json (pip install 'vlhmm[llm]')"
     )
     parser.add_argument(
-        "--end-of-text", metavar="TOKEN", help="the tokenizer's token after every text (default: <|im_end|>, </s>, ...)"
+        "--end-of-text", metavar="TOKEN", help="token that ends every text (default: <|im_end|>, </s>, ...)"
     )
-    parser.add_argument("--max-vocab", type=count(2), metavar="N", help="keep the N most frequent words")
-    parser.add_argument("--min-count", type=count(1), default=1, metavar="N", help="keep words seen N times or more")
+    add_vocabulary_limits(parser)
     parser.add_argument(
         "--shard-tokens", type=tokens, default=1 << 25, metavar="N", help="tokens per shard (default: 2^25)"
     )
@@ -56,16 +55,16 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         type=tokens,
         default=1 << 22,
         metavar="N",
-        help="distinct words to count; words first met after so many become <unk> (default: 2^22)",
+        help="largest number of distinct words to count; later ones become <unk> (default: 2^22)",
     )
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
-    parser.add_argument("--quiet", action="store_true", help="no progress and no notes")
+    add_format(parser)
+    parser.add_argument("--quiet", action="store_true", help="no progress and no messages")
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when the folder is whole."""
+    """Write the folder; return 0."""
     from vlhmm.cli.train import given_vocabulary
     from vlhmm.data.prepared import prepare
 

@@ -21,40 +21,39 @@ from vlhmm.cli.options import (
 )
 
 EPILOG = """\
-Every text is drawn from the model's own distribution, to its <eos> or to --max-tokens words. --temperature,
---top-k and --top-p change that distribution; the answers are then marked as not exact. Constraints keep it:
-texts are drawn from the model given the constraint (and an end within --max-tokens words), and the
-constraint's own probability is told. A constrained text's score is conditioned on the same:
-log p(text | prompt, constraint, an end within --max-tokens words), so that the scores of all texts that
-satisfy the constraint sum to probability one. vlhmm score gives p(text) without the conditions.
+Every text is drawn from the model's distribution, up to its <eos> or to --max-tokens words. --temperature, --top-k and
+--top-p change that distribution; the samples are then marked as not exact. Samples under constraints are exact: they
+are drawn from p(text | prompt, constraint, end within --max-tokens words), and the probability of the constraint is
+printed. --scores gives the log-probability under the same conditions, so that the probabilities of all texts that
+satisfy the constraint sum to one. vlhmm score gives the unconditional p(text).
 
 examples:
   vlhmm sample runs/mine -n 5 --seed 1
   vlhmm sample runs/mine --prompt "the people of" -n 3 --scores
   vlhmm sample runs/mine -n 3 --max-tokens 12 --must-contain peace --must-contain "our country" --must-not war
-  vlhmm sample runs/mine --prompt "we" --temperature 0.7 --top-k 40       sharper, no longer exact
+  vlhmm sample runs/mine --prompt "we" --temperature 0.7 --top-k 40       sharper, not exact
 """
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = query_parser(
-        subparsers, "sample", "exact samples, with or without a prompt", "Texts drawn from the model.", EPILOG
+        subparsers, "sample", "exact samples, with or without a prompt", "Draw texts from the model.", EPILOG
     )
-    parser.add_argument("--prompt", default="", metavar="WORDS", help="how every text begins")
-    parser.add_argument("-n", type=count(1), default=1, metavar="N", help="how many texts (default: 1)")
+    parser.add_argument("--prompt", default="", metavar="WORDS", help="words that every text begins with")
+    parser.add_argument("-n", type=count(1), default=1, metavar="N", help="number of texts (default: 1)")
     parser.add_argument(
         "--max-tokens",
         type=count(1),
         metavar="N",
-        help="words after the prompt, at most (default: 100; constrained: 30)",
+        help="largest number of words after the prompt (default: 100; with constraints: 30)",
     )
     parser.add_argument(
-        "--temperature", type=real(1e-6, 1e6), default=1.0, help="of each next word (default: 1, the model itself)"
+        "--temperature", type=real(1e-6, 1e6), default=1.0, metavar="T", help="exponent 1/T on each next-word distribution (default: 1, exact)"
     )
-    parser.add_argument("--top-k", type=count(1), metavar="K", help="only the K most probable next words")
-    parser.add_argument("--top-p", type=real(0, 1), metavar="P", help="only the most probable next words that make up P")
-    parser.add_argument("--scores", action="store_true", help="each text's log-probability given the prompt, and given the constraint if there is one")
+    parser.add_argument("--top-k", type=count(1), metavar="K", help="draw from the K most probable next words only")
+    parser.add_argument("--top-p", type=real(0, 1), metavar="P", help="draw from the most probable next words with total probability P only")
+    parser.add_argument("--scores", action="store_true", help="print each text's log-probability given the prompt and the constraint")
     add_constraint_options(parser)
     add_log_base(parser)
     parser.set_defaults(run=run)

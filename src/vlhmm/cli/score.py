@@ -8,30 +8,30 @@ from typing import Any
 from vlhmm.cli.options import LogBase, ResultWriter, add_log_base, load_model, log_to, query_parser
 
 EPILOG = """\
-FILE is a text, one sentence a line (.gz too); standard input without it. Lines are answered as they come
-and memory does not grow with the text. A line's score counts the <eos> after it. Under the context rule
-reset every line is scored by itself; under carry it goes on from the line before (one stream).
+FILE is a text file with one sentence per line (also .gz); by default, standard input. Lines are answered one by one,
+and memory use does not grow with the text. A line's score includes the <eos> after it. Under the context rule reset,
+every line is scored by itself; under carry, it continues from the line before (one stream).
 
 examples:
   echo "we the people" | vlhmm score runs/mine
-  vlhmm score runs/mine test.txt --per token --log-base 10        word=id log-probability, as KenLM's query
+  vlhmm score runs/mine test.txt --per token --log-base 10        word=id log-probability, like KenLM's query
   vlhmm score runs/mine test.txt --format jsonl | head -3
   vlhmm score kenlm.arpa.gz test.txt                              an n-gram model in ARPA format
-  sort -u candidates.txt | vlhmm score runs/mine --format jsonl   rerank: an object a line, in this order
+  sort -u candidates.txt | vlhmm score runs/mine --format jsonl   rerank candidates, one object per line
 """
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = query_parser(
         subparsers,
         "score",
-        "log-probability of sentences or tokens, streaming",
-        "Log-probability of every sentence or token of a text.",
+        "log-probability of sentences or tokens",
+        "Compute the log-probability of every sentence or token of a text.",
         EPILOG,
     )
-    parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="a text file (default: standard input)")
-    parser.add_argument("--per", choices=("sentence", "token"), default="sentence", help="default: sentence")
+    parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="text file (default: standard input)")
+    parser.add_argument("--per", choices=("sentence", "token"), default="sentence", help="unit of the output (default: sentence)")
     add_log_base(parser)
     parser.set_defaults(run=run)
     return parser

@@ -20,8 +20,8 @@ from vlhmm.cli.numbers import count, real
 from vlhmm.errors import ConfigError
 
 EPILOG = """\
-The API is OpenAI's completions, with exact answers: any OpenAI client works, and so does lm-evaluation-harness.
-docs/serving.md lists every route; GET /openapi.json describes them to programs, and / is a page for people.
+The API is OpenAI's completions API with exact answers. OpenAI clients and lm-evaluation-harness work with it.
+docs/serving.md lists all routes, GET /openapi.json is their machine-readable description, and / is a web page.
 
 examples:
   vlhmm serve runs/mine
@@ -29,17 +29,17 @@ examples:
   curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
        -d '{"prompt": "the company", "max_tokens": 10}'
 
-The server binds 127.0.0.1. With --host 0.0.0.0 every machine that can reach this one can use it: set --api-key, and
-put a proxy with TLS before it.
+The server listens on 127.0.0.1 only. With --host 0.0.0.0, every machine that can reach this one can use it: set
+--api-key, and put a TLS proxy in front.
 """
 
 _BACKLOG = 512
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = verb_parser(
-        subparsers, "serve", "the model over HTTP: OpenAI's API, exact", "Serve a trained model over HTTP.", EPILOG
+        subparsers, "serve", "serve a model over HTTP with OpenAI's API", "Serve a trained model over HTTP.", EPILOG
     )
     add_server_options(parser)
     parser.set_defaults(run=run)
@@ -48,25 +48,25 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
     """RUN, the address and the limits."""
-    parser.add_argument("run_folder", metavar="RUN", help="a run of vlhmm train or vlhmm baseline")
+    parser.add_argument("run_folder", metavar="RUN", help="run folder of vlhmm train, baseline or mix")
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: 127.0.0.1, this machine only)")
     parser.add_argument(
-        "--port", type=count(0, 65_535), default=8000, metavar="N", help="0 for a free one (default: 8000)"
+        "--port", type=count(0, 65_535), default=8000, metavar="N", help="port, 0 for any free one (default: 8000)"
     )
-    parser.add_argument("--name", help="the model's name for clients (default: the folder's)")
+    parser.add_argument("--name", help="name of the model for clients (default: that of the folder)")
     parser.add_argument(
-        "--api-key", metavar="KEY", help="clients must send it (default: $VLHMM_API_KEY, else none is needed)"
+        "--api-key", metavar="KEY", help="key that clients must send (default: $VLHMM_API_KEY, else none)"
     )
     group = parser.add_argument_group("limits")
     group.add_argument(
-        "--max-concurrent", type=count(1, 100_000), default=64, metavar="N", help="requests at once (default: 64)"
+        "--max-concurrent", type=count(1, 100_000), default=64, metavar="N", help="concurrent requests (default: 64)"
     )
-    group.add_argument("--max-seconds", type=real(0, 1e8), default=60.0, metavar="S", help="per request (default: 60)")
+    group.add_argument("--max-seconds", type=real(0, 1e8), default=60.0, metavar="S", help="seconds per request (default: 60)")
     group.add_argument(
-        "--max-prompt-tokens", type=int, default=65_536, metavar="N", help="in one request (default: 65,536)"
+        "--max-prompt-tokens", type=int, default=65_536, metavar="N", help="tokens per prompt (default: 65,536)"
     )
     group.add_argument(
-        "--grace", type=count(0, 86_400), default=10, metavar="S", help="to finish after SIGTERM (default: 10)"
+        "--grace", type=count(0, 86_400), default=10, metavar="S", help="seconds to finish requests after SIGTERM (default: 10)"
     )
     add_machine_options(parser)
 

@@ -13,9 +13,9 @@ from vlhmm.errors import ConfigError, DataError
 
 EPILOG = """\
 RUN is an HMM over the language model's tokens: a run of vlhmm distill, or a folder of Ctrl-G or TRACE. LLM is a folder
-made by save_pretrained, a .gguf file, or a name on the Hugging Face hub. pip install 'vlhmm[llm]'
+written by save_pretrained, a .gguf file, or a name on the Hugging Face hub. pip install 'vlhmm[llm]'
 
-Every text meets every constraint and ends within the token budget. A constraint that cannot be met is refused first.
+Every text meets every constraint and ends within the token budget. A constraint that cannot be met is refused.
 
 examples:
   vlhmm steer runs/smol --llm SmolLM2.gguf --prompt "Write one sentence about a dog." --must-include park,ball -n 5
@@ -27,47 +27,47 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = verb_parser(
         subparsers,
         "steer",
-        "lead a language model through hard constraints",
-        "Write texts with a language model that meet hard constraints, led by an HMM distilled from it.",
+        "generate text with a language model under hard constraints",
+        "Generate texts with a language model under hard constraints, guided by an HMM distilled from it.",
         EPILOG,
     )
     parser.add_argument("run_folder", metavar="RUN", help="an HMM over the language model's tokens")
-    parser.add_argument("--llm", metavar="LLM", required=True, help="the language model")
-    parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="what it is asked; repeatable")
-    parser.add_argument("--prompts", metavar="FILE", help="one prompt per line")
-    parser.add_argument("-n", type=int, default=1, metavar="N", help="texts per prompt (default: 1)")
+    parser.add_argument("--llm", metavar="LLM", required=True, help="language model")
+    parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="prompt; repeatable")
+    parser.add_argument("--prompts", metavar="FILE", help="prompts, one per line")
+    parser.add_argument("-n", type=int, default=1, metavar="N", help="number of texts per prompt (default: 1)")
     parser.add_argument(
-        "--max-new-tokens", type=int, default=32, metavar="N", help="the budget, the end token included (default: 32)"
+        "--max-new-tokens", type=int, default=32, metavar="N", help="token budget, the end token included (default: 32)"
     )
     group = parser.add_argument_group("constraints on the text (all of them hold)")
     group.add_argument(
-        "--must-include", action="append", default=[], metavar="A,B|C", help="words or phrases, with commas between; | is or"
+        "--must-include", action="append", default=[], metavar="A,B|C", help="words or phrases that the text contains, separated by commas; | separates alternatives"
     )
-    group.add_argument("--must-not", action="append", default=[], metavar="A,B", help="words or phrases it does not have")
+    group.add_argument("--must-not", action="append", default=[], metavar="A,B", help="words or phrases that it does not contain")
     group.add_argument("--any-case", action="store_true", help="--must-include and --must-not ignore case")
-    group.add_argument("--words", metavar="A-B", help="A to B words; A- for at least A, a number for exactly so many")
-    group.add_argument("--regex", metavar="PATTERN", help="the whole text matches it")
-    group.add_argument("--choice", action="append", default=[], metavar="TEXT", help="one of the texts given; repeatable")
-    group.add_argument("--json-schema", metavar="FILE", help="a JSON value of that schema; a file, or the schema itself")
-    group.add_argument("--prefix", default="", metavar="TEXT", help="it begins so")
-    group.add_argument("--suffix", default="", metavar="TEXT", help="it ends so")
-    group.add_argument("--sentence-end", action="store_true", help="it ends with . ! or ?")
+    group.add_argument("--words", metavar="A-B", help="A to B words; A- for at least A, A for exactly A")
+    group.add_argument("--regex", metavar="PATTERN", help="regular expression that the whole text matches")
+    group.add_argument("--choice", action="append", default=[], metavar="TEXT", help="the text is one of those given; repeatable")
+    group.add_argument("--json-schema", metavar="FILE", help="the text is a JSON value of this schema: a file, or the schema itself")
+    group.add_argument("--prefix", default="", metavar="TEXT", help="beginning of the text")
+    group.add_argument("--suffix", default="", metavar="TEXT", help="end of the text")
+    group.add_argument("--sentence-end", action="store_true", help="the text ends with . ! or ?")
     drawing = parser.add_argument_group("generation")
-    drawing.add_argument("--mode", choices=("sample", "greedy", "beam"), default="sample", help="default: sample")
-    drawing.add_argument("--temperature", type=float, default=1.0, metavar="T", help="of the samples (default: 1)")
-    drawing.add_argument("--weight", type=float, default=1.0, metavar="W", help="of the HMM (default: 1); 0 only masks")
+    drawing.add_argument("--mode", choices=("sample", "greedy", "beam"), default="sample", help="how to choose tokens (default: sample)")
+    drawing.add_argument("--temperature", type=float, default=1.0, metavar="T", help="sampling temperature (default: 1)")
+    drawing.add_argument("--weight", type=float, default=1.0, metavar="W", help="weight of the HMM (default: 1); 0 only masks impossible tokens")
     drawing.add_argument(
         "--particles", type=int, default=1, metavar="N", help="sequences per text, resampled by weight (default: 1)"
     )
-    drawing.add_argument("--beams", type=int, default=8, metavar="N", help="in mode beam (default: 8)")
-    drawing.add_argument("--batch", type=int, default=16, metavar="N", help="sequences at once (default: 16)")
-    drawing.add_argument("--template", metavar="TEXT", help="with {prompt} in it (default: the model's chat template)")
-    drawing.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto", help="of the LLM")
-    drawing.add_argument("--read-prompt", action="store_true", help="the HMM reads the prompt: for HMMs of whole texts")
+    drawing.add_argument("--beams", type=int, default=8, metavar="N", help="beam width, for --mode beam (default: 8)")
+    drawing.add_argument("--batch", type=int, default=16, metavar="N", help="sequences generated in parallel (default: 16)")
+    drawing.add_argument("--template", metavar="TEXT", help="prompt template with {prompt} (default: the model's chat template)")
+    drawing.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto", help="number format of the language model")
+    drawing.add_argument("--read-prompt", action="store_true", help="let the HMM read the prompt too, if it was trained on whole texts")
     add_format(parser, "text", "json", "jsonl")
     add_machine_options(parser)
     parser.set_defaults(run=run)

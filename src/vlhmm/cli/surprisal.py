@@ -11,33 +11,33 @@ from vlhmm.cli.options import LogBase, ResultWriter, add_log_base, load_model, m
 from vlhmm.errors import VlhmmError
 
 EPILOG = """\
-FILE is a text, one sentence a line; standard input without it. For every word the model computes p(word |
-all other words of its sentence) exactly; the least expected words come first, each with what would have
-been expected in its place. Under the context rule carry the lines before are given too, as in vlhmm score;
-lines after are not. Output names LINE:POSITION; both count from 1, in text and in JSON.
+FILE is a text file with one sentence per line; by default, standard input. For every word, p(word | all other words of
+its sentence) is computed exactly. The least expected words come first, each with the words that the model expects in
+its place. Under the context rule carry, the lines before are given too, as in vlhmm score; the lines after are not.
+Positions are printed as LINE:POSITION; both count from 1, also in JSON.
 
 examples:
   echo "the president off the united states" | vlhmm surprisal runs/mine
   vlhmm surprisal runs/mine essay.txt --worst 50
-  vlhmm surprisal runs/mine essay.txt --each 1 --format jsonl      the oddest word of every sentence
+  vlhmm surprisal runs/mine essay.txt --each 1 --format jsonl      the least expected word of every sentence
 """
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = query_parser(
         subparsers,
         "surprisal",
-        "the words of a text least expected given both sides",
-        "The words of a text that the model expects least, given everything left and right of them.",
+        "least expected words of a text, given both sides",
+        "List the words of a text that the model expects least, given all other words of the sentence.",
         EPILOG,
     )
-    parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="a text file (default: standard input)")
+    parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="text file (default: standard input)")
     parser.add_argument(
-        "--worst", type=count(), default=20, metavar="N", help="words listed, of the whole text (default: 20)"
+        "--worst", type=count(), default=20, metavar="N", help="list N words of the whole text (default: 20)"
     )
-    parser.add_argument("--each", type=count(), metavar="N", help="list N words of every sentence instead, as they come")
-    parser.add_argument("--top-k", type=count(), default=5, metavar="K", help="expected words shown (default: 5)")
+    parser.add_argument("--each", type=count(), metavar="N", help="list N words of every sentence instead")
+    parser.add_argument("--top-k", type=count(), default=5, metavar="K", help="expected words to print (default: 5)")
     add_log_base(parser)
     parser.set_defaults(run=run)
     return parser

