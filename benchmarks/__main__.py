@@ -67,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when all was measured; 1 if a part could not be, or is not exact."""
+    """Run the measurements; return 0, or 1 if one failed or is not exact."""
     from benchmarks.sizes import SIZES
 
     check_options(args)
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_serving(args: argparse.Namespace) -> int:
-    """0 when every request was answered as the library answers it."""
+    """Run the load test; return 0 if every request was answered as the library answers it."""
     from benchmarks.serving import bench_serving
     from vlhmm.data.atomic_io import write_atomically
     from vlhmm.errors import ConfigError
@@ -96,7 +96,7 @@ def run_serving(args: argparse.Namespace) -> int:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Nothing; what could only fail after minutes of measuring fails now."""
+    """Fail now rather than after minutes of measuring."""
     from benchmarks.growth import require_plots
     from benchmarks.run import chosen_parts
     from vlhmm.errors import ConfigError

@@ -64,7 +64,7 @@ def contest(entries: Entries, rounds: int, launch: Launch, timer: Timer) -> dict
 
 
 def climb(entry: tuple[str, dict[str, Any]], seconds: float, launch: Launch, timer: Timer) -> Figures:
-    """What a contestant said when it was ready, its steps until it gives up or `seconds` are over, and why it ended."""
+    """Return what a contestant reported when it was ready, its steps within `seconds`, and why it ended."""
     until = min(timer.deadline, time.monotonic() + seconds)
     host = launch(*entry)
     steps: list[Figures] = []
@@ -89,5 +89,5 @@ def climb(entry: tuple[str, dict[str, Any]], seconds: float, launch: Launch, tim
 def paired_ratio(
     ours: Figures, theirs: Figures, value: Callable[[Figures], float] = lambda r: r["tokens"] / r["seconds"]
 ) -> float:
-    """The median over rounds of our value by theirs in the same round."""
+    """Return the median over rounds of our value by theirs in the same round."""
     return median(value(a) / value(b) for a, b in zip(ours["rounds"], theirs["rounds"], strict=True))

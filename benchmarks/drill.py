@@ -87,7 +87,7 @@ class Child:
 
 
 def check(holds: bool, what: str) -> None:
-    """An AssertionError with what was expected."""
+    """Raise an AssertionError with what was expected."""
     if not holds:
         raise AssertionError(what)
 
@@ -116,7 +116,7 @@ class Drill:
             self.expected[what] = self.content(what, target)
 
     def arguments(self, what: str, target: Path) -> list[str]:
-        """The command of an activity that writes `target`."""
+        """Return the command of an activity that writes `target`."""
         text, valid = str(self.folder / "train.txt"), str(self.folder / "valid.txt")
         if what in ("training", "calibration"):
             more = CALIBRATE if what == "calibration" else []
@@ -126,7 +126,7 @@ class Drill:
         return ["export", str(self.model), f"{target}.npz", "--quiet"]
 
     def content(self, what: str, target: Path) -> dict[str, bytes]:
-        """What an activity has written."""
+        """Return what an activity has written."""
         if what in ("training", "calibration"):
             return {name: (target / name).read_bytes() for name in RESULTS if (target / name).exists()}
         path = target if what == "clustering" else Path(f"{target}.npz")
@@ -202,7 +202,7 @@ class Drill:
         return "the wall clock jumped by ten years at every look; same bits"
 
     def full_disk(self) -> str:
-        """Two pages of memory more at a time, until all is written: every write meets a full disk."""
+        """Allow two more pages of memory at a time until all is written, so that every write meets a full disk."""
         told = []
         for what in ACTIVITIES[1:]:  # calibration is training and more
             refused, size = 0, 8  # KiB
@@ -241,7 +241,7 @@ class Drill:
 
 @contextlib.contextmanager
 def tmpfs(path: Path, size: str) -> Iterator[Path]:
-    """A small file system in memory."""
+    """Mount a small file system in memory."""
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], check=True)
     try:
@@ -253,7 +253,7 @@ def tmpfs(path: Path, size: str) -> Iterator[Path]:
 def run_drill(
     folder: Path, kills: int, seed: int, note: Callable[[str], None], only: str | None = None
 ) -> dict[str, Any]:
-    """All parts, or one; what each did, or why it failed."""
+    """Return all parts, or one; what each did, or why it failed."""
     began = time.monotonic()
     torch.set_num_threads(1)  # forked children share no threads
     for name in ("torch._dynamo", "torch.optim", "numba", "vlhmm.training.trainer", "vlhmm.inference.numba_backend"):
@@ -292,7 +292,7 @@ def run_drill(
 
 
 def replaced_part(record: dict[str, Any], again: dict[str, Any], part: str) -> dict[str, Any]:
-    """The record with one part as it went the second time, and what that run was."""
+    """Return the record with one part as it went the second time, and what that run was."""
     about = {name: again[name] for name in ("command", "commit", "seconds")}
     failed = [name for name in record["failed"] if name != part] + again["failed"]
     runs = record.get("parts_run_again", {}) | {part: about}
@@ -300,7 +300,7 @@ def replaced_part(record: dict[str, Any], again: dict[str, Any], part: str) -> d
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 when every part passes, 1 otherwise."""
+    """Run the parts; return 0 if all pass, else 1."""
     from vlhmm.cli.numbers import count, seed
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.drill", description="What failures do to a run.")

@@ -30,7 +30,7 @@ FACTORS = ("source", "target", "logits", "log_block")  # what a transition is ma
 
 
 def check_at_most(what: str, difference: float, tolerance: float) -> None:
-    """Nothing; a difference above the tolerance, or one that is no number, ends the benchmark."""
+    """Raise an error if a difference is above the tolerance, or NaN."""
     if not difference <= tolerance:
         raise ExactnessError(
             f"{what} differs from the reference implementation by {difference:.2e}, expected at most "
@@ -40,7 +40,7 @@ def check_at_most(what: str, difference: float, tolerance: float) -> None:
 
 
 def few_sentences(text: Text, tokens: int) -> Text:
-    """The first short lines of a text, about that many tokens of them."""
+    """Return the first short lines of a text, about that many tokens of them."""
     lengths = np.diff(text.offsets)
     short = np.flatnonzero((lengths >= 3) & (lengths <= max(3, tokens // 2)))
     lines = short if len(short) else np.array([int(lengths.argmin())])
@@ -49,7 +49,7 @@ def few_sentences(text: Text, tokens: int) -> Text:
 
 
 def plain_log_tiles(transition: Transition, from_block: Tensor, to_block: Tensor) -> Tensor:
-    """log A[states of from][:, states of to], (P, K, K), by the definition, differentiable."""
+    """Return log A[states of from][:, states of to], (P, K, K), by the definition, differentiable."""
     if isinstance(transition, BlockFactored | LowRank):
         if isinstance(transition, LowRank):
             channels = transition.source[from_block][:, :, None] + transition.target[to_block][:, None]
@@ -78,7 +78,7 @@ def plain_log_tiles(transition: Transition, from_block: Tensor, to_block: Tensor
 
 
 def leaves(potentials: ModelPotentials, dtype: torch.dtype) -> tuple[ModelPotentials, dict[str, Tensor]]:
-    """The same potentials in `dtype`, cut off from their parameters; and those tables, by name."""
+    """Return the same potentials in `dtype`, cut off from their parameters; and those tables, by name."""
     found: dict[str, Tensor] = {}
 
     def leaf(name: str, table: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def leaves(potentials: ModelPotentials, dtype: torch.dtype) -> tuple[ModelPotent
 def check_step(
     potentials: ModelPotentials, batches: list[Batch], block_of_word: Tensor, num_blocks: int
 ) -> dict[str, float]:
-    """{log_likelihood, gradient}: how far a training step's E-step and gradient are from the reference's.
+    """Return {log_likelihood, gradient}: how far a training step's E-step and gradient are from the reference's.
 
     The first is in nats a token, the second the largest difference of an entry, relative to the largest
     entry of the gradient in the same table.
@@ -132,7 +132,7 @@ def check_step(
 
 
 def relative_difference(got: Tensor | None, expected: Tensor | None) -> float:
-    """max |got - expected| / max |expected|; a table that neither side reads differs by nothing."""
+    """Return max |got - expected| / max |expected|, and 0 for a table that neither side reads."""
     if got is None or expected is None:
         one = got if got is not None else expected
         return 0.0 if one is None or not one.any() else float("inf")
@@ -143,7 +143,7 @@ def relative_difference(got: Tensor | None, expected: Tensor | None) -> float:
 
 @torch.no_grad()
 def plain_token_scores(tables: HMMDistributions, text: Text) -> Tensor:
-    """log p(x_t | x_<t) of every token, (N,), each line from the start, in log space and float64."""
+    """Return log p(x_t | x_<t) of every token, (N,), each line from the start, in log space and float64."""
     double = tables.double()
     log_start, log_emission = double.start_of_block.log(), double.log_emission
     scores = []
@@ -163,7 +163,7 @@ def plain_token_scores(tables: HMMDistributions, text: Text) -> Tensor:
 
 
 def fast_token_scores(model: HMMLanguageModel, text: Text) -> Tensor:
-    """The same from the model's own scoring, lines in one batch."""
+    """Return the same from the model's own scoring, lines in one batch."""
     lengths = np.diff(text.offsets)
     order = np.argsort(-lengths, kind="stable")  # as `sentence_batches` puts them
     scores: list[Tensor] = [torch.empty(0)] * len(lengths)

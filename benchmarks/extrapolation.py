@@ -6,13 +6,13 @@ from benchmarks.errors import WorkerError
 
 
 def operations(variant: str, num_states: int, tokens: int, vocab_size: int, width: int) -> float:
-    """Operations in matrix products that grow with |Z|: logits, emissions and, if `dense`, the recursion."""
+    """Return the operations in matrix products that grow with |Z|: logits, emissions and, if `dense`, the recursion."""
     per_token = 6.0 * num_states**2 if variant == "dense" else 0.0
     return 6.0 * num_states**2 * width + 6.0 * num_states * vocab_size * width + tokens * per_token
 
 
 def extrapolated_seconds(sizes: list[dict[str, Any]], wanted: float) -> float:
-    """Seconds of a step of `wanted` operations: in proportion to the largest size, or along the last two if
+    """Return seconds of a step of `wanted` operations: in proportion to the largest size, or along the last two if
     that is less, so that what does not grow with |Z| is not multiplied. Both lean to the naive side.
     """
     *_, last = sizes
@@ -25,7 +25,7 @@ def extrapolated_seconds(sizes: list[dict[str, Any]], wanted: float) -> float:
 
 
 def at_size(climbed: dict[str, Any], variant: str, num_states: int, vocab_size: int, width: int) -> dict[str, Any]:
-    """{tokens_per_s, extrapolated, measured_states, …} of the naive program at `num_states`."""
+    """Return {tokens_per_s, extrapolated, measured_states, …} of the naive program at `num_states`."""
     largest = climbed["sizes"][-1]
     tokens = largest["tokens"]
     exact = next((size for size in climbed["sizes"] if size["num_states"] == num_states), None)

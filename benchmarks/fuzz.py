@@ -149,14 +149,14 @@ def run_command(arguments: list[str], expected: int = 0) -> str:
 
 
 def half_run(world: World, out: Path) -> list[str]:
-    """The command that trains a run, and goes on with it."""
+    """Return the command that trains a run, and goes on with it."""
     folder = world.folder
     return ["train", str(folder / "train.txt"), "--valid", str(folder / "valid.txt"), "--quiet", *HALF, "--out", str(out)]
 
 
 @contextlib.contextmanager
 def stopped_at_checkpoint(number: int) -> Iterator[None]:
-    """Send this process SIGTERM when so many checkpoints are written."""
+    """Send this process SIGTERM after this many checkpoints."""
     real, count = RunFolder.save_checkpoint, [0]
 
     def save(self: RunFolder, state: dict[str, Any], tensors: dict[str, Any]) -> None:
@@ -173,12 +173,12 @@ def stopped_at_checkpoint(number: int) -> Iterator[None]:
 
 
 def without_names(report: dict[str, Any]) -> dict[str, Any]:
-    """A report of `vlhmm evaluate` without the paths in it."""
+    """Return a report of `vlhmm evaluate` without the paths in it."""
     return {name: value for name, value in report.items() if name not in ("file", "run")}
 
 
 def write_tokenizer(path: Path) -> None:
-    """A tokenizer of whole words."""
+    """Return a tokenizer of whole words."""
     import tokenizers
 
     ids = {word: number for number, word in enumerate(("</s>", "<unk>", *WORDS))}
@@ -189,7 +189,7 @@ def write_tokenizer(path: Path) -> None:
 
 
 def score_of(run: Path) -> float:
-    """log p of one sentence under the model of a folder, read from its files."""
+    """Return log p of one sentence under the model of a folder, read from its files."""
     from vlhmm.queries.left_to_right import score_lines
 
     return next(iter(score_lines(vlhmm.load_any(run), [SENTENCE.split()]))).log_prob
@@ -199,7 +199,7 @@ def score_of(run: Path) -> float:
 
 
 def mutated(draw: random.Random, content: bytes) -> bytes:
-    """The bytes with one to three random changes."""
+    """Return the bytes with one to three random changes."""
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         content = _mutation(draw, content)
     return content
@@ -278,7 +278,7 @@ def corrupted_file(draw: random.Random, world: World, note: list[str]) -> str:
 
 @contextlib.contextmanager
 def copied(run: Path, checkpoint: bool = False) -> Iterator[Path]:
-    """A copy of a run for one case."""
+    """Copy a run for one case."""
     with tempfile.TemporaryDirectory(prefix="vlhmm-fuzz-") as name:
         target = Path(name) / "run"
         shutil.copytree(run, target, ignore=None if checkpoint else shutil.ignore_patterns("checkpoint"))
@@ -297,7 +297,7 @@ def corrupt_one(draw: random.Random, folder: Path, note: list[str], names: Calla
 
 
 def outcome_of(arguments: list[str], stdin: bytes = b"") -> tuple[int, str]:
-    """(exit code, standard output) of a command; an AssertionError for a traceback, another code or no error line."""
+    """Return (exit code, standard output) of a command; raise an AssertionError for a traceback, another code or no error line."""
     out, err, before = io.StringIO(), io.StringIO(), sys.stdin
     sys.stdin = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
     try:
@@ -316,7 +316,7 @@ def outcome_of(arguments: list[str], stdin: bytes = b"") -> tuple[int, str]:
 
 
 def checkpoint(draw: random.Random, world: World, note: list[str]) -> str:
-    """One file of a run that was stopped halfway, or had ended, is damaged, and the same command is given again."""
+    """Damage one file of an interrupted or finished run, and give the same command again."""
     kind = draw.choice(("half", "half", "whole"))
     note.append(kind)
     with copied(world.folder / kind, checkpoint=True) as run:
@@ -332,7 +332,7 @@ def checkpoint(draw: random.Random, world: World, note: list[str]) -> str:
 
 
 def prepared_text(draw: random.Random, world: World, note: list[str]) -> str:
-    """One file of a prepared text is damaged, and the text is evaluated."""
+    """Damage one file of a prepared text, and evaluate the text."""
     with copied(world.folder / "prepared") as text:
         corrupt_one(draw, text, note)
         code, out = outcome_of(["evaluate", str(world.folder / "hmm"), str(text), "--format", "json", "--quiet"])
@@ -344,7 +344,7 @@ def prepared_text(draw: random.Random, world: World, note: list[str]) -> str:
 
 
 def hostile_text(draw: random.Random, world: World, note: list[str]) -> str:
-    """A text with odd encodings, control characters and long lines is scored from a file and from standard input."""
+    """Score a text with odd encodings, control characters and long lines, from a file and from standard input."""
     content = b"\n".join(text_bytes(draw) for _ in range(draw.choice((1, 1, 2))))
     run = str(world.folder / draw.choice(sorted(world.scores)))
     note.append(f"{Path(run).name} {content[:300]!r}")
@@ -407,7 +407,7 @@ def command_line(draw: random.Random, world: World, note: list[str]) -> str:
 
 
 def text_bytes(draw: random.Random) -> bytes:
-    """Lines of text, some of them odd."""
+    """Return lines of text, some of them odd."""
     lines = [" ".join(draw.choices(WORDS, k=draw.choice((0, 1, 5, 9)))) for _ in range(draw.choice((0, 1, 3)))]
     if draw.random() < 0.3:
         lines.append(draw.choice(HOSTILE).replace("\udcff", "\u00ff"))
@@ -433,7 +433,7 @@ def text_with_masks(draw: random.Random) -> str:
 
 
 def expression(draw: random.Random, depth: int = 0) -> str:
-    """A pattern over words, or something near it."""
+    """Return a pattern over words, or something near it."""
     if depth > 3 or draw.random() < 0.3:
         return draw.choice((*WORDS, ".", "[the cat]", "[^dog]", "\\.", "\\*", "[]", "{", "}", "*", draw.choice(HOSTILE)))
     pick = draw.randrange(7)
@@ -528,7 +528,7 @@ KINDS: dict[str, tuple[float, Callable[[random.Random, World, list[str]], str]]]
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise `TooSlow` in the body after some seconds."""
+    """Raise `TooSlow` in the body after `seconds`."""
 
     def stop(*_: object) -> None:
         raise TooSlow
@@ -600,7 +600,7 @@ def _record(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 when every case passes, 1 otherwise."""
+    """Run the cases; return 0 if all pass, else 1."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__.split("\n\n")[0])  # type: ignore[union-attr]
     parser.add_argument("--cases", type=numbers.count(1), default=100_000, metavar="N", help="default: 100,000")
     parser.add_argument("--seed", type=numbers.seed, default=0, help="of everything drawn (default: 0)")

@@ -31,14 +31,14 @@ class Point(NamedTuple):
 
 
 def pair(sizes: Sizes) -> tuple[Point, Point]:
-    """The base and the large model, which are measured side by side."""
+    """Return the base and the large model, which are measured side by side."""
     small, large = sizes.growth_pair
     k, tokens = sizes.growth_states_per_block, sizes.growth_batch_tokens
     return Point(small, k, tokens), Point(large, k, tokens)
 
 
 def others(sizes: Sizes) -> Iterator[Point]:
-    """The remaining points: states, tokens and k in turn, so that a run cut short has some of each."""
+    """Yield the remaining points: states, tokens and k in turn, so that a run cut short has some of each."""
     base, _ = pair(sizes)
     lists = [
         [base._replace(num_states=n) for n in sizes.growth_states],
@@ -58,13 +58,13 @@ def measure_growth(
     timer: Timer,
     note: Callable[[str], None],
 ) -> dict[str, Any]:
-    """{ratio, large_batch, low_rank, points, skipped, …}: the large model's speed by the base's, at small and large steps.
+    """Return {ratio, large_batch, low_rank, points, skipped, …}: the large model's speed by the base's, at small and large steps.
 
     `low_rank` is the pair with low-rank factors within blocks, at the largest steps: no tiles to be made.
     """
 
     def beside(base: Point, large: Point) -> dict[str, Any]:
-        """The two measured in turns: {ratio, points}."""
+        """Return the two measured in turns: {ratio, points}."""
         entries = {str(point): ("block-factored", settings(point)) for point in (base, large)}
         together = contest(entries, sizes.growth_rounds, launch, timer)
         points = [described(point, together[str(point)]) for point in (base, large)]
@@ -126,7 +126,7 @@ def series(points: list[dict[str, Any]]) -> dict[str, list[tuple[int, dict[str, 
 
 
 def require_plots() -> None:
-    """Nothing; a machine without matplotlib is told before anything is measured."""
+    """Refuse to start without matplotlib."""
     import importlib.util
 
     if importlib.util.find_spec("matplotlib") is None:
@@ -134,7 +134,7 @@ def require_plots() -> None:
 
 
 def plot(points: list[dict[str, Any]], sizes: Sizes, path: str | Path) -> None:
-    """Nothing; tokens/s above, peak memory below, a column a series, in a picture at `path`."""
+    """Draw tokens/s (above) and peak memory (below), one column per series, to `path`."""
     require_plots()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -61,11 +61,11 @@ class Process:
         self.lines.put(None)
 
     def ready(self, until: float) -> dict[str, Any]:
-        """What the worker says when it is checked and warm."""
+        """Return what the worker says when it is checked and warm."""
         return self._answer(until)
 
     def step(self, until: float) -> dict[str, Any]:
-        """What one timed step gave."""
+        """Return what one timed step gave."""
         assert self.process.stdin is not None
         try:
             print("step", file=self.process.stdin, flush=True)
@@ -74,7 +74,7 @@ class Process:
         return self._answer(until)
 
     def finish(self, until: float) -> dict[str, Any]:
-        """Its peak memory; the process ends."""
+        """Return the peak memory of the process, and end it."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.close()
@@ -85,7 +85,7 @@ class Process:
         return found
 
     def close(self) -> None:
-        """Nothing; the process has ended, by force if it must."""
+        """End the process, by force if necessary."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()

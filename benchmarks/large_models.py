@@ -37,7 +37,7 @@ from vlhmm.training.trainer import Trainer
 
 
 def step_parts(corpus: Corpus, config: RunConfig, folder: Path, rounds: int) -> tuple[dict[str, Any], Trainer]:
-    """The median CPU seconds of the parts of a step, after one for warming up."""
+    """Return the median CPU seconds of the parts of a step, after one for warming up."""
     write_blocks(corpus, config.model.num_blocks, 0, folder)
     blocks = read_blocks(folder, config.model.num_states, config.model.num_blocks)
     trainer = Trainer(corpus, config, RunFolder(folder / "run"), blocks, "cpu", None)
@@ -70,7 +70,7 @@ def step_parts(corpus: Corpus, config: RunConfig, folder: Path, rounds: int) -> 
 
 
 def m_step_operations(trainer: Trainer, pairs: int, updates: int) -> dict[str, float]:
-    """Operations in the matrix products of an M-step with softmax tiles and residual networks, two a multiply-add."""
+    """Return the operations in the matrix products of an M-step with softmax tiles and residual networks (a multiply-add is two)."""
     hmm, slots = trainer.hmm, trainer.mask().slots
     num_slots = trainer.blocks.states_per_block if slots is None else slots.shape[1]
     num_blocks, width, hidden = trainer.blocks.num_blocks, hmm.config.tile_width, hmm.config.hidden_size
@@ -83,7 +83,7 @@ def m_step_operations(trainer: Trainer, pairs: int, updates: int) -> dict[str, f
 
 
 def matmul_rate(size: int = 2048, rounds: int = 5) -> float:
-    """Operations per CPU second of one large matrix product."""
+    """Return the operations per CPU second of one large matrix product."""
     a = torch.randn(size, size, generator=torch.Generator().manual_seed(0))
     found = []
     for _ in range(rounds):
@@ -94,7 +94,7 @@ def matmul_rate(size: int = 2048, rounds: int = 5) -> float:
 
 
 def iteration(corpus: Corpus, folder: Path, rounds: int) -> dict[str, Any]:
-    """An iteration of EM as the preset has it, and the bound of its M-step."""
+    """Return an iteration of EM as the preset has it, and the bound of its M-step."""
     parts, trainer = step_parts(corpus, preset("em-ptb"), folder, rounds)
     rate, updates = matmul_rate(), trainer.settings.m_step_updates
     operations = m_step_operations(trainer, parts["pairs"], updates)
@@ -110,7 +110,7 @@ def iteration(corpus: Corpus, folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def growth(corpus: Corpus, folder: Path, rounds: int, within: str, batch_tokens: int) -> dict[str, Any]:
-    """The two sizes, and the speed of the larger by that of the smaller."""
+    """Return the two sizes, and the speed of the larger by that of the smaller."""
     points = []
     for num_states in (2**15, 2**17):
         settings = {

@@ -57,7 +57,7 @@ class Source:
         self.next_sums = np.cumsum(draw.dirichlet(np.full(SUCCESSORS, 0.5), size=num_states), axis=1)
 
     def draw(self, num_tokens: int, seed: int) -> Text:
-        """About so many tokens in whole lines."""
+        """Return about so many tokens in whole lines."""
         ids = np.empty(num_tokens + 4096, dtype=np.int32)
         size = _draw(ids, num_tokens, seed, self.words, self.starts, self.word_sums, self.next_state, self.next_sums)
         ends = np.flatnonzero(ids[:size] == 0) + 1
@@ -91,7 +91,7 @@ def _draw(ids, num_tokens, seed, words, starts, word_sums, next_state, next_sums
 
 
 def stage_draw(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The prepared text, a validation text, and the first tokens as a text file."""
+    """Return the prepared text, a validation text, and the first tokens as a text file."""
     source = Source(settings["vocab"], settings["seed"])
     write_text(folder / "valid.txt", source.draw(200_000, seed=1), source.vocabulary)
     write_text(folder / "first.txt", source.draw(settings["text_tokens"], seed=2), source.vocabulary)
@@ -105,7 +105,7 @@ def stage_draw(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def stage_prepare(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """vlhmm prepare on the text file."""
+    """Run vlhmm prepare on the text file."""
     from vlhmm.data.prepared import prepare
 
     text = prepare([folder / "first.txt"], folder / "first", shard_tokens=1 << 22)
@@ -113,7 +113,7 @@ def stage_prepare(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def stage_cluster(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """vlhmm cluster on the prepared text; the paths are those that training takes."""
+    """Run vlhmm cluster on the prepared text; training uses its paths."""
     from vlhmm.clustering import cluster_words, write_paths
 
     text = PreparedText(folder / "prepared")
@@ -146,7 +146,7 @@ def blocks_of(folder: Path, config: Any, vocabulary: Vocabulary, counts: np.ndar
 
 
 def stage_train(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """One pass of EM over rotating shares, or as much of it as the time allows."""
+    """Return one pass of EM over rotating shares, or as much of it as the time allows."""
     from vlhmm.data.corpora import load_texts
     from vlhmm.training.trainer import train
 
@@ -169,7 +169,7 @@ def stage_train(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def stage_evaluate(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """vlhmm evaluate on the first part of the prepared text, as a prepared text of its own."""
+    """Run vlhmm evaluate on the first part of the prepared text, as a prepared text of its own."""
     import vlhmm
     from vlhmm.evaluation.perplexity import evaluate
     from vlhmm.training.run_folder import RunFolder
@@ -192,7 +192,7 @@ def stage_evaluate(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def stage_compare(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Steps over the same lines from memory and from disk, in turn."""
+    """Time steps over the same lines from memory and from disk, alternately."""
     from vlhmm.data.corpora import load_texts
     from vlhmm.data.prepared import prepare
     from vlhmm.training.run_folder import RunFolder

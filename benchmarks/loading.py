@@ -44,7 +44,7 @@ NUM_WORDS = 10_000
 
 
 def write_model(folder: Path, states: int, blocks: int, settings: list[str]) -> None:
-    """A run folder as `vlhmm train --preset em-ptb` leaves it, with initial weights."""
+    """Write a run folder as `vlhmm train --preset em-ptb` leaves it, with initial weights."""
     config = override(preset("em-ptb"), [f"model.num_states={states}", f"model.num_blocks={blocks}", *settings])
     corpus = synthetic_corpus(200_000, NUM_WORDS, 0)
     counts = corpus.train.word_counts(NUM_WORDS)
@@ -60,7 +60,7 @@ def write_model(folder: Path, states: int, blocks: int, settings: list[str]) -> 
 
 @contextlib.contextmanager
 def without_checks() -> Iterator[None]:
-    """Loading as it would be if files were believed."""
+    """Load without the checks."""
     with (
         mock.patch.object(run_folder, "check_manifest", lambda *_, **__: True),
         mock.patch.object(run_folder, "check_tensors", lambda *_, **__: None),
@@ -70,7 +70,7 @@ def without_checks() -> Iterator[None]:
 
 
 def measure(folder: Path, rounds: int) -> dict[str, Any]:
-    """Medians of seconds with and without the checks, and of the ratios of loads that followed each other."""
+    """Return the medians of seconds with and without the checks, and of the ratios of consecutive loads."""
     wall: dict[bool, list[float]] = {True: [], False: []}
     processor: dict[bool, list[float]] = {True: [], False: []}
     vlhmm.load(folder)  # imports, and the files come to memory
@@ -95,7 +95,7 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 when the median of the ratios, by the wall clock, is at most 1.15."""
+    """Return 0 if the median ratio, by the wall clock, is at most 1.15."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.loading", description="What checking a model's files costs.")
     parser.add_argument("--states", type=numbers.count(1, 1 << 20), default=1 << 15, help="default: 32,768")
     parser.add_argument("--blocks", type=numbers.count(1, 1 << 16), default=128, help="default: 128")

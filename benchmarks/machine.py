@@ -27,12 +27,12 @@ def describe(threads: int | None = None) -> dict[str, Any]:
 
 
 def num_cores() -> int:
-    """The cores this process may use."""
+    """Return the cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def commit() -> str | None:
-    """The checkout's commit, with a + if files differ from it; None outside a checkout of this package."""
+    """Return the checkout's commit, with a + if files differ from it; None outside a checkout of this package."""
     here = Path(__file__).resolve().parent
 
     def git(*words: str) -> str | None:
@@ -52,7 +52,7 @@ def commit() -> str | None:
 
 
 def peak_gb() -> float | None:
-    """The largest resident memory of this process so far, in 10^9 bytes."""
+    """Return the largest resident memory of this process so far, in 10^9 bytes."""
     # not getrusage: its maximum is handed down from the parent at exec
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
@@ -74,7 +74,7 @@ def available_gb() -> float | None:
 
 
 def limit_memory(gigabytes: float) -> None:
-    """Nothing; from now on allocating more than that fails with an error, before the system kills."""
+    """Make larger allocations fail with an error, before the system kills the process."""
     try:
         import resource
     except ImportError:
@@ -97,7 +97,7 @@ def matmul_gflops(size: int = 2_048, seconds: float = 1.0) -> float:
 
 
 def copy_gb_per_s(megabytes: int = 256, seconds: float = 0.5) -> dict[str, float]:
-    """Rates of copying into memory already touched, and into memory fresh from the system."""
+    """Measure the rates of copying into memory already touched, and into memory fresh from the system."""
     import numpy as np
 
     source = np.ones(megabytes << 20, dtype=np.uint8)

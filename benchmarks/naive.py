@@ -42,21 +42,21 @@ class NaiveHMM(nn.Module):
         self.start_score, self.word = nn.Linear(width, 1), nn.Linear(width, len(block_of_word))
 
     def tables(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(log π (S,), log A (S, S), log O (S, V))."""
+        """Return (log π (S,), log A (S, S), log O (S, V))."""
         log_start = self.start_score(self.start_network(self.state))[:, 0].log_softmax(0)
         log_transition = (self.source_network(self.state) @ self.state.t()).log_softmax(-1)
         scores = self.word(self.emission_network(self.state)).masked_fill(~self.allowed, -torch.inf)
         return log_start, log_transition, scores.log_softmax(-1)
 
     def log_likelihood(self, tokens: Tensor, lengths: Tensor, variant: Variant) -> Tensor:
-        """log p of all rows together."""
+        """Return log p of all rows together."""
         recursion = dense_recursion if variant == "dense" else self.blocked_recursion
         return recursion(*self.tables(), tokens, lengths).logsumexp(-1).sum()
 
     def blocked_recursion(
         self, log_start: Tensor, log_transition: Tensor, log_emission: Tensor, tokens: Tensor, lengths: Tensor
     ) -> Tensor:
-        """The last message of every row, (B, K), on the states of its token's block."""
+        """Return the last message of every row, (B, K), on the states of its token's block."""
         size = self.states_per_block
         states = self.block_of_word[tokens][..., None] * size + torch.arange(size)  # (B, T, K)
         log_emit = log_emission[states, tokens[..., None]]
@@ -71,7 +71,7 @@ class NaiveHMM(nn.Module):
 def dense_recursion(
     log_start: Tensor, log_transition: Tensor, log_emission: Tensor, tokens: Tensor, lengths: Tensor
 ) -> Tensor:
-    """The last message of every row, (B, S), over all states."""
+    """Return the last message of every row, (B, S), over all states."""
     log_emit = log_emission.t()[tokens]  # (B, T, S)
     transition = log_transition.exp()
     log_alpha = log_start + log_emit[:, 0]
@@ -114,7 +114,7 @@ class Naive:
         return NaiveHMM(block_of_word, num_blocks, size, self.settings["hidden_size"])
 
     def prepare(self) -> dict[str, Any]:
-        """The difference of the two recursions' log-likelihoods a token at the smallest size."""
+        """Return the difference of the two recursions' log-likelihoods a token at the smallest size."""
         text = few_sentences(self.corpus.train, 24)
         model = self.model(self.waiting[0])
         (batch,) = sentence_batches(text, 1 << 14)
@@ -130,7 +130,7 @@ class Naive:
         }
 
     def step(self) -> dict[str, Any]:
-        """{num_states, seconds, tokens, operations} at the next size, or {ended: why}."""
+        """Return {num_states, seconds, tokens, operations} at the next size, or {ended: why}."""
         if not self.waiting:
             return {"ended": "it held every size asked for"}
         num_states, settings = self.waiting.pop(0), self.settings
@@ -160,7 +160,7 @@ class Naive:
         return found
 
     def timed(self, num_states: int, batch: Batch) -> float:
-        """Seconds of one step of a fresh model."""
+        """Return seconds of one step of a fresh model."""
         model = self.model(num_states)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
         began = time.perf_counter()

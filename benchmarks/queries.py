@@ -19,7 +19,7 @@ def untrained_model(
     seed: int = 0,
     note: Callable[[str], None] = lambda line: None,
 ) -> tuple[HMMLanguageModel, dict[str, Any]]:
-    """(a block-factored model with the corpus's vocabulary and Brown blocks, what it is)."""
+    """Return (a block-factored model with the corpus's vocabulary and Brown blocks, what it is)."""
     text, instead = material.choose_corpus(corpus, data_dir, sizes.train_tokens, seed)
     if instead:
         note(f"{instead}: taking the vocabulary of {text.name} instead")

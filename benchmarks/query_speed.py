@@ -13,7 +13,7 @@ from vlhmm.queries.sample import sample, sample_streams
 
 
 def bench_queries(model: Any, seed: int = 0) -> dict[str, float]:
-    """{next_ms, sample_tokens_per_s, infill_1_s, infill_5_s}, parameters cached, each after one call to
+    """Return {next_ms, sample_tokens_per_s, infill_1_s, infill_5_s}, parameters cached, each after one call to
     warm up.
 
     A context and a sentence of 20 words are drawn from the model; the gap stands in the sentence's middle.
@@ -39,7 +39,7 @@ def bench_queries(model: Any, seed: int = 0) -> dict[str, float]:
 
 
 def _sentence(model: Any, length: int, seed: int) -> list[str]:
-    """Words of the model's own drawing, without <eos>."""
+    """Return words of the model's own drawing, without <eos>."""
     distributions, vocabulary = model.distributions, model.vocabulary
     found: list[int] = []
     while len(found) < length:

@@ -61,7 +61,7 @@ class Case:
         self.settings = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
 
     def command(self, out: Path) -> list[str]:
-        """What follows `python -m` or `torchrun -m`."""
+        """Return what follows `python -m` or `torchrun -m`."""
         texts = [str(self.folder / "train.txt"), "--valid", str(self.folder / "valid.txt")]
         vocabulary = ["--vocab", str(self.folder / "vocabulary.txt")]
         return ["vlhmm", "train", *texts, *vocabulary, "--preset", "demo", *self.settings, "--out", str(out), "--quiet"]
@@ -87,26 +87,26 @@ def finish(command: list[str], log: Path) -> float:
 
 
 def checks(out: Path) -> list[dict[str, Any]]:
-    """The checks of a run, one an iteration."""
+    """Return the checks of a run, one an iteration."""
     path = out / "journal.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [event for event in events if event["event"] == "check"]
 
 
 def iteration_seconds(out: Path) -> float:
-    """The median over iterations after the first, which loads kernels."""
+    """Return the median over iterations after the first, which loads kernels."""
     at = [check["seconds"] for check in checks(out)]
     return median(b - a for a, b in zip(at[:-1], at[1:], strict=True))
 
 
 def log_likelihoods(out: Path) -> dict[str, float]:
-    """Nats per token after the last iteration: of the training text under dropout, and of the validation text."""
+    """Return the nats per token after the last iteration: of the training text under dropout, and of the validation text."""
     last = checks(out)[-1]
     return {name: -math.log(last[name]) for name in ("train_under_dropout", "valid")}
 
 
 def difference(one: Path, other: Path) -> float:
-    """The largest relative difference of their last log-likelihoods."""
+    """Return the largest relative difference of their last log-likelihoods."""
     a, b = log_likelihoods(one), log_likelihoods(other)
     return max(abs(a[name] - b[name]) / abs(a[name]) for name in a)
 
@@ -148,7 +148,7 @@ def ip(*arguments: str) -> None:
 
 @contextmanager
 def two_machines() -> Iterator[tuple[str, str]]:
-    """Two network namespaces that see each other through a cable, and nothing else."""
+    """Create two network namespaces that are connected only to each other."""
     names = tuple(f"vlhmm-{os.getpid()}-{side}" for side in "ab")
     cables = tuple(f"vlhmm{side}" for side in "ab")
     try:
@@ -168,14 +168,14 @@ def two_machines() -> Iterator[tuple[str, str]]:
 
 
 def sent_bytes(name: str, side: int) -> int:
-    """Bytes that a namespace has sent over its cable."""
+    """Return bytes that a namespace has sent over its cable."""
     device = f"vlhmm{'ab'[side]}"
     shown = subprocess.run(["ip", "-n", name, "-s", "-j", "link", "show", device], capture_output=True, check=True)
     return int(json.loads(shown.stdout)[0]["stats64"]["tx"]["bytes"])
 
 
 def start_machines(case: Case, out: Path, names: tuple[str, str], job: str) -> list[subprocess.Popen]:
-    """One launcher in each namespace, with a host name of its own, which both know."""
+    """Return one launcher in each namespace, with a host name of its own, which both know."""
     started = []
     hosts = case.folder / "hosts"
     known = zip(("127.0.0.1", *ADDRESSES), ("localhost", *MACHINES), strict=True)
@@ -195,7 +195,7 @@ def start_machines(case: Case, out: Path, names: tuple[str, str], job: str) -> l
 
 
 def rank_of(launcher: int) -> int:
-    """The process id of the rank that a launcher started; it becomes the launcher's only Python child."""
+    """Return the process id of the rank that a launcher started; it becomes the launcher's only Python child."""
     for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
         command = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
         if b"vlhmm" in command and b"train" in command and b"torch.distributed.run" not in command:
@@ -216,7 +216,7 @@ def wait_for(launchers: list[subprocess.Popen], log: Path) -> list[int]:
 
 
 def measure_machines(case: Case, undisturbed: Path, note: Callable[[str], None]) -> dict[str, Any]:
-    """A whole run over two namespaces, and one of which a rank is killed and one process goes on."""
+    """Return a whole run over two namespaces, and one of which a rank is killed and one process goes on."""
     with two_machines() as names:
         whole = case.folder / "machines"
         launchers = start_machines(case, whole, names, "whole")

@@ -8,7 +8,7 @@ from benchmarks.run import HEADLINES
 
 
 def markdown(row: dict[str, Any]) -> str:
-    """A heading that says what was measured on what, then tables: headlines, contestants, growth."""
+    """Return a heading that says what was measured on what, then tables: headlines, contestants, growth."""
     sized = {"full": "", "quick": " (quick: smaller sizes, rougher figures)"}.get(
         row["sizes"], f" ({row['sizes']} sizes)"
     )
@@ -38,7 +38,7 @@ def context(row: dict[str, Any]) -> str:
 
 
 def headline_rows(row: dict[str, Any]) -> list[tuple[str, ...]]:
-    """(name, value) of the promised keys."""
+    """Return (name, value) of the promised keys."""
     sizes = row["sizes_measured"]
     small = sizes["growth_pair"]
     pair = {
@@ -84,7 +84,7 @@ def contestants(row: dict[str, Any]) -> str:
 
 
 def growth(row: dict[str, Any]) -> str:
-    """A table a series."""
+    """Return a table a series."""
     points = row["figures"].get("growth", {}).get("points")
     if not points:
         return ""
@@ -105,7 +105,7 @@ def growth(row: dict[str, Any]) -> str:
 
 
 def notes(row: dict[str, Any]) -> str:
-    """What a reader must know to read the tables."""
+    """Return what a reader must know to read the tables."""
     sizes = row["sizes_measured"]
     lines = [
         f"h={sizes['hidden_size']}, λ={sizes['state_dropout']}, {sizes['batch_tokens']:,} tokens a step "
@@ -136,7 +136,7 @@ def notes(row: dict[str, Any]) -> str:
 
 
 def table(header: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
-    """A Markdown table, columns aligned."""
+    """Return a Markdown table, columns aligned."""
     rows = [header, *lines]
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     rendered = [
@@ -147,7 +147,7 @@ def table(header: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A figure for people; a dash for what was not measured."""
+    """Return a figure for people; a dash for what was not measured."""
     if value is None:
         return "–"
     if isinstance(value, bool):

@@ -58,7 +58,7 @@ class Bench:
         self.tiny_machine = {"matmul_size": 64, "matmul_seconds": 0.01, "megabytes": 1} if sizes.name == "tiny" else {}
 
     def settings(self, num_states: int, num_blocks: int, **more: Any) -> Figures:
-        """What a worker is told; the blocks it will read are there."""
+        """Return what a worker is told; the blocks it will read are there."""
         material.write_blocks(self.corpus, num_blocks, self.sizes.exchange_sweeps, self.folder)
         sizes = self.sizes
         shared = {
@@ -107,7 +107,7 @@ class Bench:
         }
 
     def softmax(self) -> Figures:
-        """The paper's model, streamed, beside the machine's matrix-product rate."""
+        """Return the paper's model, streamed, beside the machine's matrix-product rate."""
         sizes = self.sizes
         # the reference implementation of a softmax row is |Z| wide: fewer tokens to check
         settings = self.settings(sizes.softmax_states, sizes.softmax_blocks, transition="softmax", check_tokens=8)
@@ -152,7 +152,7 @@ class Bench:
         }
 
     def scoring(self) -> Figures:
-        """A long text, all its tiles cached."""
+        """Return a long text, all its tiles cached."""
         sizes = self.sizes
         settings = self.settings(
             sizes.scoring_states, sizes.scoring_blocks,
@@ -165,7 +165,7 @@ class Bench:
         return {**found, **sized, "first_pass_tokens_per_s": first}
 
     def naive(self) -> Figures:
-        """What one would write first, in two variants, at the largest size each reaches."""
+        """Return what one would write first, in two variants, at the largest size each reaches."""
         sizes = self.sizes
         found: Figures = {}
         for variant in ("dense", "blocked"):
@@ -198,7 +198,7 @@ class Bench:
         return found
 
     def growth(self) -> Figures:
-        """The block-factored model at other sizes."""
+        """Return the block-factored model at other sizes."""
 
         def settings(point: Point) -> Figures:
             return self.settings(
@@ -213,7 +213,7 @@ class Bench:
 
 
 def speed(figures: Figures) -> str:
-    """Tokens a second and peak memory, for people."""
+    """Return tokens a second and peak memory, for people."""
     return f"{figures['tokens_per_s']:,.0f} tokens/s, {figures['peak_gb'] or 0:.1f} GB"
 
 
@@ -221,7 +221,7 @@ PARTS = ("machine", "training", "softmax", "em", "scoring", "naive", "growth")
 
 
 def chosen_parts(only: str | Iterable[str] | None) -> tuple[str, ...]:
-    """The parts to run, in their order; an unknown one is refused with the nearest name."""
+    """Return the parts to run, in order; refuse an unknown one with the nearest name."""
     if only is None:
         return PARTS
     names = [name.strip() for name in only.split(",")] if isinstance(only, str) else list(only)
@@ -243,7 +243,7 @@ def run_bench(
     note: Callable[[str], None] = lambda line: None,
     inline: bool = False,
 ) -> Figures:
-    """The benchmark's row: headlines, the figures behind them, sizes, machine, commit, seconds.
+    """Return the benchmark's row: headlines, the figures behind them, sizes, machine, commit, seconds.
 
     A part that could not be measured has an `error` in its figures, and its headlines are None; a program
     that is not exact ends everything. `inline` runs all in this process, for tests.
@@ -297,7 +297,7 @@ def run_bench(
 
 
 def headlines(figures: Figures) -> Figures:
-    """The promised keys, None where a part was not measured; then figures a reader will ask for next."""
+    """Return the promised keys, None where a part was not measured; then figures a reader will ask for next."""
 
     def get(*path: str) -> Any:
         value: Any = figures
@@ -347,7 +347,7 @@ def headlines(figures: Figures) -> Figures:
 
 
 def rounded(value: Any) -> Any:
-    """The same with six significant digits, and None for what is no finite number: plain JSON."""
+    """Return the same with six significant digits, and None for what is no finite number: plain JSON."""
     if isinstance(value, dict):
         return {key: rounded(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -17,7 +17,7 @@ from vlhmm.training.model import build_hmm
 
 
 def random_model(settings: dict[str, Any]) -> HMMLanguageModel:
-    """An untrained block-factored model of the given sizes: it costs what a trained one does."""
+    """Return an untrained block-factored model of the given sizes: it costs what a trained one does."""
     folder = Path(settings["folder"])
     corpus = read_corpus(folder)
     blocks = read_blocks(folder, settings["num_states"], settings["num_blocks"])
@@ -37,7 +37,7 @@ class Scoring:
         self.sample = settings["scoring_sample"]
 
     def prepare(self) -> dict[str, Any]:
-        """The largest difference from the reference implementation on some lines, and the time of a first pass."""
+        """Return the largest difference from the reference implementation on some lines, and the time of a first pass."""
         lines = np.unique(np.linspace(0, self.text.num_sentences - 1, self.sample).astype(np.int64))
         sample = lines_of(self.text, lines)
         difference = check_scores(self.model, sample)
@@ -49,7 +49,7 @@ class Scoring:
         }
 
     def step(self) -> dict[str, Any]:
-        """{seconds, tokens} of a pass over the text with everything cached."""
+        """Return {seconds, tokens} of a pass over the text with everything cached."""
         began = time.perf_counter()
         evaluate(self.model, self.text, "reset")
         return {"seconds": time.perf_counter() - began, "tokens": self.text.num_tokens}

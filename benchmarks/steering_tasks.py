@@ -71,7 +71,7 @@ class Task:
     detail: tuple[str, ...]  # of the constraint, by kind
 
     def constraint(self) -> TextConstraint:
-        """The constraint itself; its automaton is compiled here."""
+        """Return the constraint itself; its automaton is compiled here."""
         import json
 
         from vlhmm.steering import text_constraint as texts

@@ -28,7 +28,7 @@ SEGMENT_LENGTH = 32  # of the package's LSTM on streams: the paper's
 
 
 def run_config(settings: dict[str, Any]) -> RunConfig:
-    """A contestant's configuration: block-factored with linear maps, or as told; softmax as the paper has it."""
+    """Return a contestant's configuration: block-factored with linear maps by default, or the paper's softmax."""
     ours = settings["transition"] == "block-factored"
     model = ModelConfig(
         num_states=settings["num_states"],
@@ -66,7 +66,7 @@ class HMMTraining:
         self.trainer = Trainer(self.corpus, run_config(settings), run, self.blocks, "cpu", settings.get("memory"))
 
     def prepare(self) -> dict[str, Any]:
-        """The check's differences; afterwards kernels are compiled and memory has been touched."""
+        """Return the check's differences. This also compiles the kernels and touches the memory."""
         check = self.check(few_sentences(self.corpus.train, self.settings.get("check_tokens", 24)))
         for _ in range(self.warm_up_steps):
             self.trainer.train_step(self.trainer.batches())
@@ -79,7 +79,7 @@ class HMMTraining:
         return check_step(potentials, batches, self.trainer.block_of_word, self.blocks.num_blocks)
 
     def step(self) -> dict[str, Any]:
-        """{seconds, tokens} of one step."""
+        """Return {seconds, tokens} of one step."""
         began = time.perf_counter()
         tokens = self.trainer.train_step(self.trainer.batches())
         return {"seconds": time.perf_counter() - began, "tokens": tokens}
@@ -91,7 +91,7 @@ class SoftmaxTraining(HMMTraining):
     warm_up_steps = 1
 
     def step(self) -> dict[str, Any]:
-        """{seconds, tokens, flops, transition_flops} of one step."""
+        """Return {seconds, tokens, flops, transition_flops} of one step."""
         occurring = source_blocks(self.trainer.batches(), self.trainer.block_of_word)
         kept = self.trainer.mask().slots
         slots = self.blocks.states_per_block if kept is None else kept.shape[1]
@@ -106,7 +106,7 @@ class SoftmaxTraining(HMMTraining):
 
 
 def source_blocks(batches: list[Batch], block_of_word: Tensor) -> int:
-    """How many distinct blocks some token of these batches is left from: only their rows are needed."""
+    """Return how many distinct blocks some token of these batches is left from: only their rows are needed."""
     left = []
     for batch in batches:
         live = torch.arange(batch.tokens.shape[1])[None] < batch.lengths[:, None]
@@ -116,7 +116,7 @@ def source_blocks(batches: list[Batch], block_of_word: Tensor) -> int:
 
 
 def softmax_flops(num_states: int, slots: int, occurring: int, width: int, vocab_size: int) -> dict[str, float]:
-    """Operations in matrix products of one softmax step, two a multiply-add, by part.
+    """Return the operations in matrix products of one softmax step, by part (a multiply-add is two).
 
     transitions: for the rows of blocks that occur, the logits once for the tiles' normalizer and once more in
     the gradient pass, and the two products of the gradient. networks: three residual networks of two layers,
@@ -134,7 +134,7 @@ class EMTraining(HMMTraining):
     """Generalized EM: the E-step apart, and the whole iteration as the trainer runs it."""
 
     def prepare(self) -> dict[str, Any]:
-        """The check's differences, and how much text one E-step reads."""
+        """Return the check's differences, and how much text one E-step reads."""
         check = self.check(few_sentences(self.corpus.train, self.settings.get("check_tokens", 24)))
         self.expectation()
         return {
@@ -144,7 +144,7 @@ class EMTraining(HMMTraining):
         }
 
     def expectation(self) -> dict[str, Any]:
-        """{potentials_seconds, estep_seconds, tokens, pairs}: networks, then tiles and expected counts."""
+        """Return {potentials_seconds, estep_seconds, tokens, pairs}: networks, then tiles and expected counts."""
         trainer = self.trainer
         prepared = trainer.prepared.get(trainer.batches())
         kept, began = trainer.mask(), time.perf_counter()
@@ -160,7 +160,7 @@ class EMTraining(HMMTraining):
         }
 
     def step(self) -> dict[str, Any]:
-        """An E-step alone, then a whole iteration: {estep_seconds, seconds, tokens, …}."""
+        """Return an E-step alone, then a whole iteration: {estep_seconds, seconds, tokens, …}."""
         return {**self.expectation(), **super().step()}
 
 
@@ -176,7 +176,7 @@ class PlainLSTM(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def loss(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """The mean of -log p(x_t | x_<t) over the live tokens of padded rows, each from the start."""
+        """Return the mean of -log p(x_t | x_<t) over the live tokens of padded rows, each from the start."""
         live = torch.arange(tokens.shape[1])[None] < lengths[:, None]
         inputs = torch.cat([torch.full_like(tokens[:, :1], self.eos), tokens[:, :-1]], dim=1)
         # what comes after a row's end cannot reach its tokens: padded rows need no packing, and run faster
@@ -212,7 +212,7 @@ class LSTMTraining:
         return {"check": {"loss": difference}, "parameters": sum(p.numel() for p in self.model.parameters())}
 
     def step(self) -> dict[str, Any]:
-        """{seconds, tokens} of one step."""
+        """Return {seconds, tokens} of one step."""
         batch = self.batches[self.number % len(self.batches)]
         self.number += 1
         began = time.perf_counter()
@@ -249,7 +249,7 @@ class PackageLSTM:
         return {"check": {"loss": difference}, "parameters": sum(p.numel() for p in self.model.parameters())}
 
     def step(self) -> dict[str, Any]:
-        """{seconds, tokens} of one step."""
+        """Return {seconds, tokens} of one step."""
         batch = self.batches[self.number % len(self.batches)]
         self.number += 1
         began = time.perf_counter()

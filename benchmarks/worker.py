@@ -43,7 +43,7 @@ class Machine:
 
 
 def contestant(name: str, settings: dict[str, Any]) -> Contestant:
-    """The contestant of that name, built but not yet checked."""
+    """Return the contestant of that name, built but not yet checked."""
     if name == "machine":
         return Machine(settings)
     if name == "scoring":
@@ -67,7 +67,7 @@ def contestant(name: str, settings: dict[str, Any]) -> Contestant:
 
 
 def summary(rounds: list[dict[str, Any]]) -> dict[str, float]:
-    """The median of every number of the rounds, and of tokens a second."""
+    """Return the median of every number of the rounds, and of tokens a second."""
     found = {
         key: median(float(r[key]) for r in rounds)
         for key in (rounds[0] if rounds else {})
@@ -79,7 +79,7 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main(arguments: list[str]) -> int:
-    """0 when the input ended; 1 with an error as the last line."""
+    """Answer requests; return 0 at the end of the input, 1 with an error as the last line."""
     from benchmarks.errors import ExactnessError
     from benchmarks.machine import peak_gb
     from vlhmm.errors import VlhmmError

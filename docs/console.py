@@ -16,7 +16,7 @@ BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 
 
 def answered(block: str, run: str) -> str:
-    """The block with every command's answer below it, standard error included."""
+    """Return the block with every command's answer below it, standard error included."""
     lines = []
     for line in block.splitlines():
         if line.startswith("$ "):

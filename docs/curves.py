@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 
 
 def checks(path: str) -> tuple[list[float], list[float]]:
-    """(minutes, valid perplexity) of every check in a journal."""
+    """Return (minutes, valid perplexity) of every check in a journal."""
     events = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
     found = [(event["seconds"] / 60, event["valid"]) for event in events if event["event"] == "check"]
     return [minutes for minutes, _ in found], [valid for _, valid in found]

@@ -15,7 +15,7 @@ RESULTS = Path(__file__).resolve().parent.parent / "results" / "trials"
 
 
 def trial(run: Path, name: str, command: str, note: str) -> dict:
-    """The record of a run folder, finished or not."""
+    """Return the record of a run folder, finished or not."""
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
     events = [json.loads(line) for line in (run / "journal.jsonl").read_text(encoding="utf-8").splitlines()]
     checks = [event for event in events if event["event"] == "check"]

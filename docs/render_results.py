@@ -29,7 +29,7 @@ def record(name: str, folder: str = "results/trials") -> dict[str, Any] | None:
 
 
 def runs_table() -> str:
-    """Runs on Penn Treebank with their commands."""
+    """Return the table of runs on Penn Treebank with their commands."""
     lines = [
         "| states | how | valid | test | valid / test, carried | paper, valid | minutes, cores |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -46,7 +46,7 @@ def runs_table() -> str:
 
 
 def bench_table() -> str:
-    """What `python -m benchmarks` measured."""
+    """Return what `python -m benchmarks` measured."""
     bench = record("bench", "benchmarks/results")
     if bench is None:
         return "Not measured yet."
@@ -98,7 +98,7 @@ def short_bench_table() -> str:
 
 
 def commands_table() -> str:
-    """Every verb with its sentence of `vlhmm --help`."""
+    """Return every verb with its sentence of `vlhmm --help`."""
     rows = [f"| `vlhmm {verb}` | {text} |" for verb, text in available().items()]
     return "\n".join(["| command | what it does |", "| --- | --- |", *rows])
 
@@ -111,7 +111,7 @@ def insert(path: Path, marker: str, content: str) -> None:
 
 
 def settings_page() -> str:
-    """docs/settings.md: what `--set` takes, from the help texts in the source."""
+    """Return docs/settings.md: what `--set` takes, from the help texts in the source."""
     from vlhmm.baselines.training import BaselineConfig
     from vlhmm.config import by_group, settings_of
     from vlhmm.training.config import RunConfig

@@ -72,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when shown, finished or out of time; 130 after an interrupt; 1 or 2 if a row failed."""
+    """Run the tables; return 0 if shown, finished or out of time, 130 after an interrupt, 1 or 2 if a row failed."""
     from paper import render, tables
     from paper.records import Store
     from paper.run import missing, selected
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def train_missing(args: argparse.Namespace, tasks: list[Any], store: Any) -> int:
-    """The exit code after training what could be trained."""
+    """Return the exit code after training what could be trained."""
     device = setup(args)
     from paper.render import cost_lines
     from paper.run import Place, reproduce
@@ -142,7 +142,7 @@ def train_missing(args: argparse.Namespace, tasks: list[Any], store: Any) -> int
 
 
 def load_corpora(tasks: list[Any], data_dir: str | None) -> dict[str, Any]:
-    """The corpora of all tasks, before anything is started; one that is missing is refused in one line."""
+    """Return the corpora of all tasks, before anything is started; one that is missing is refused in one line."""
     from vlhmm.data import load_corpus
     from vlhmm.errors import DataError
 
@@ -169,7 +169,7 @@ def tick_line(tick: Any) -> str:
 
 
 def estimated_costs(args: argparse.Namespace, tasks: list[Any], store: Any) -> list[dict[str, Any]]:
-    """What each missing run would cost, as far as records tell; measured if that was asked for."""
+    """Return what each missing run would cost, as far as records tell; measured if that was asked for."""
     from paper.costs import expected_cost, measured_cost
 
     if args.measure:
@@ -237,7 +237,7 @@ def show_tables(args: argparse.Namespace, values: list[dict[str, Any]]) -> None:
 
 
 def write_docs(names: list[str], store: Any, seed: int) -> list[Path]:
-    """The files that changed: documents with markers, and the figures beside them."""
+    """Return the files that changed: documents with markers, and the figures beside them."""
     from paper import render, tables
 
     changed = render.write_documents(Path(), store, seed, names)

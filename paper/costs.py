@@ -29,7 +29,7 @@ def expected_cost(run: Run, store: Store, seed: int) -> Cost:
 
 
 def teacher_seconds(run: Run, store: Store) -> float:
-    """How long the run's teacher was trained, which a finished record counts in."""
+    """Return how long the run's teacher was trained, which a finished record counts in."""
     if not isinstance(run.recipe, Hmm) or run.recipe.teacher is None:
         return 0.0
     record = store.get(run.recipe.teacher.run_name(run.corpus), 0)
@@ -57,7 +57,7 @@ def measured_cost(run: Run, seed: int, corpus: Corpus, device: str, memory: int 
 
 
 def neural_seconds(recipe: Neural, seed: int, corpus: Corpus, sample: float = 8.0) -> float:
-    """Steps of `sample` seconds, and one validation, for all epochs."""
+    """Estimate the seconds of all epochs from a step of `sample` seconds and one validation."""
     from vlhmm.baselines.training import train_baseline
 
     config = recipe.config(seed)

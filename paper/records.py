@@ -53,7 +53,7 @@ class Record:
         return self.status == "finished"
 
     def score(self, split: str, rule: str) -> float | None:
-        """The perplexity of a split under a rule; for an unfinished run, its best on valid so far."""
+        """Return the perplexity of a split under a rule; for an unfinished run, its best on valid so far."""
         if not self.is_finished and (split, rule) == ("valid", self.context):
             return self.best_valid
         return self.scores.get(split, {}).get(rule)
@@ -72,7 +72,7 @@ class Store:
         return self.folder / f"{run}-seed{seed}.jsonl"
 
     def get(self, run: str, seed: int) -> Record | None:
-        """The record of a run with that seed, or None before it began."""
+        """Return the record of a run with that seed, or None before it began."""
         path = self.path(run, seed)
         if not path.exists():
             return None
@@ -91,7 +91,7 @@ class Store:
         return record
 
     def all_seeds(self, run: str) -> Iterator[Record]:
-        """The records of a run, by seed."""
+        """Yield the records of a run, by seed."""
         seeds = []
         for path in self.folder.glob(f"{run}-seed*.json"):
             number = path.stem.removeprefix(f"{run}-seed")
@@ -112,7 +112,7 @@ class Store:
             write_atomically(self.journal_path(record.run, record.seed), journal.read_bytes())
 
     def uncalibrated_valid(self, record: Record) -> float | None:
-        """The validation perplexity of a finished run before it was calibrated, from its journal; None if it was not."""
+        """Return the validation perplexity of a finished run before calibration, from its journal; None if it was not calibrated."""
         path = self.journal_path(record.run, record.seed)
         if not record.is_finished or not path.exists():
             return None
@@ -124,12 +124,12 @@ KNOWN = {f.name for f in fields(Record)}
 
 
 def changed_settings(record: Record, run: Run) -> list[str]:
-    """'training.epochs 400, now 300' for every setting in which a run of today would differ."""
+    """Return 'training.epochs 400, now 300' for every setting in which a run of today would differ."""
     return [f"{name} {before}, now {now}" for name, before, now in differences(record, run.recipe)]
 
 
 def differences(record: Record, recipe: Recipe) -> list[tuple[str, Any, Any]]:
-    """(name, value in the record, value in the recipe) of every setting in which they differ."""
+    """Return (name, value in the record, value in the recipe) of every setting in which they differ."""
     before, now = dict(flattened(migrated(record.settings)[0])), dict(flattened(recipe.settings(record.seed)))
     return [
         (name, before[name], now[name])

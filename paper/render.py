@@ -29,7 +29,7 @@ LEGEND = (
 
 
 def row_values(row: Row, store: Store, seed: int) -> dict[str, Any]:
-    """One row as JSON values; `valid` and `test` are under `context`, the rule the model was trained by."""
+    """Return one row as JSON values; `valid` and `test` are under `context`, the rule the model was trained by."""
     record, others = chosen(row, store, seed)
     reported = row.reported or paper.Reported()
     values: dict[str, Any] = {
@@ -102,7 +102,7 @@ def row_values(row: Row, store: Store, seed: int) -> dict[str, Any]:
 
 
 def chosen(row: Row, store: Store, seed: int) -> tuple[Record | None, list[Record]]:
-    """The record to show (of that seed, else a finished one, else any) and the other finished ones."""
+    """Return the record to show (of that seed, else a finished one, else any) and the other finished ones."""
     if row.run is None:
         return None, []
     records = list(store.all_seeds(row.run.name))
@@ -113,7 +113,7 @@ def chosen(row: Row, store: Store, seed: int) -> tuple[Record | None, list[Recor
 
 
 def paper_seconds(row: Row) -> float | None:
-    """What an epoch took the paper, where it says so."""
+    """Return what an epoch took the paper, where it says so."""
     if (row.table, row.corpus) != ("table1", "ptb"):
         return None
     return paper.SECONDS_PER_EPOCH.get(row.name.removesuffix("-softmax").removesuffix("-em"))
@@ -135,7 +135,7 @@ def paper_pair(values: dict[str, Any]) -> str:
 
 
 def ours(rule: str) -> Callable[[dict[str, Any]], str]:
-    """valid / test under a rule, with the other seeds beside it; bold for the rule of training."""
+    """Format valid / test under a rule, with the other seeds in brackets; bold for the rule of training."""
 
     def cell(values: dict[str, Any]) -> str:
         valid, test = values.get(f"valid_{rule}"), values.get(f"test_{rule}")
@@ -165,7 +165,7 @@ def status(values: dict[str, Any]) -> str:
 
 
 def size(values: dict[str, Any]) -> str:
-    """Parameters of ours, and of the paper's in brackets."""
+    """Format our number of parameters, with the paper's in brackets."""
     told = [millions(values["parameters"])] if values["parameters"] else []
     if values["paper_parameters"]:
         told.append(f"({millions(values['paper_parameters'])})")
@@ -184,7 +184,7 @@ def wall(values: dict[str, Any]) -> str:
 
 
 def hours(seconds: float) -> str:
-    """1 h 05 min, 12 min, 40 s."""
+    """Format a duration as 1 h 05 min, 12 min or 40 s."""
     if seconds < 59.5:
         return f"{seconds:.0f} s" if seconds >= 9.5 else f"{seconds:.1f} s"
     minutes = round(seconds / 60)
@@ -261,7 +261,7 @@ def differences(values: dict[str, Any]) -> str:
 
 
 def regularization(training: dict[str, Any] | None) -> str | None:
-    """How an HMM trained with AdamW was kept from fitting too well; None for other models."""
+    """Return how an HMM trained with AdamW was kept from fitting too well; None for other models."""
     if training is None or training["optimizer"] != "adamw":
         return None
     return (
@@ -286,13 +286,13 @@ SHORT_COLUMNS: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
 
 
 def short_markdown(rows: list[dict[str, Any]]) -> str:
-    """The main rows in one table, each with its command and its record."""
+    """Return the main rows in one table, each with its command and its record."""
     shown = [v for v in rows if v["row"].split("/")[-1] in SHORT_ROWS and v["status"] == "finished"]
     return pipes(shown, SHORT_COLUMNS) + "\n"
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """One table per corpus, then how each row was made."""
+    """Return one table per corpus, then how each row was made."""
     parts = []
     for corpus, members in by_corpus(rows):
         if len({values["corpus"] for values in rows}) > 1:
@@ -308,7 +308,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def text(rows: list[dict[str, Any]]) -> str:
-    """The same tables in columns, for a terminal."""
+    """Return the same tables in columns, for a terminal."""
     parts = []
     for corpus, members in by_corpus(rows):
         lines = [[name for name, _ in columns_of(members)]]
@@ -335,7 +335,7 @@ def pipes(rows: list[dict[str, Any]], columns: list[Column]) -> str:
 
 
 def legend(rows: Iterable[dict[str, Any]], bold: bool = True) -> str:
-    """What the numbers are, and where they were made."""
+    """Return what the numbers are, and where they were made."""
     rows = list(rows)
     told = [LEGEND]
     if bold and any(values["status"] == "finished" for values in rows):
@@ -365,7 +365,7 @@ def legend(rows: Iterable[dict[str, Any]], bold: bool = True) -> str:
 
 
 def cost_lines(costs: list[dict[str, Any]]) -> list[str]:
-    """A line a missing row, and the sum."""
+    """Return one line per missing row, and the sum."""
     if not costs:
         return ["nothing is missing"]
     width = max(len(cost["row"]) for cost in costs)
@@ -378,7 +378,7 @@ def cost_lines(costs: list[dict[str, Any]]) -> list[str]:
 
 
 def write_documents(folder: Path, store: Store, seed: int, only: list[str] | None = None) -> list[Path]:
-    """The documents whose marked places now hold the tables of today; with `only`, of those tables."""
+    """Return the documents whose marked places now hold the tables of today; with `only`, of those tables."""
     if not (folder / DOCUMENTS[0]).exists():
         raise ConfigError(f"{folder / DOCUMENTS[0]} does not exist; run --write-docs in a checkout of vlhmm")
     changed = []
@@ -395,7 +395,7 @@ def write_documents(folder: Path, store: Store, seed: int, only: list[str] | Non
 
 
 def filled(content: str, path: Path, store: Store, seed: int, only: list[str] | None = None) -> str:
-    """The document with a fresh table between each pair of markers."""
+    """Return the document with a fresh table between each pair of markers."""
     if len(OPENING.findall(content)) != len(MARKED.findall(content)):
         raise DataError(f"{path} has a marker <!-- paper … --> without its <!-- end -->; add it")
 
@@ -414,7 +414,7 @@ def filled(content: str, path: Path, store: Store, seed: int, only: list[str] | 
 
 
 def plot(name: str, rows: list[dict[str, Any]], source: list[Row], path: str | Path) -> None:
-    """A PNG: curves for a figure, and for a table a line a row with the paper's number and ours."""
+    """Draw a PNG: curves for a figure; for a table, one line per row with the paper's number and ours."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -458,7 +458,7 @@ def draw_curves(axes: Any, name: str, rows: list[dict[str, Any]], source: list[R
 
 
 def draw_rows(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """The paper's valid (test where it has no other) as a ring, ours as a dot."""
+    """Draw the paper's valid perplexity (test, if it has no other) as a ring, ours as a dot."""
     labels = [f"{values['corpus']}: {values['model']}" for values in rows]
     for y, values in enumerate(rows):
         split = "valid" if values["paper_valid"] is not None or values["paper_test"] is None else "test"

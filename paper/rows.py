@@ -39,7 +39,7 @@ class Hmm:
         return self.config().training.evaluation_context
 
     def train_command(self, corpus: str, seed: int) -> str:
-        """The same training by hand."""
+        """Return the same training by hand."""
         words = [
             "vlhmm train",
             corpus,
@@ -67,7 +67,7 @@ class Neural:
         return f"{self.kind}-{self.called}" if self.called else self.kind
 
     def run_name(self, corpus: str) -> str:
-        """Its own run's, which a student's teacher is taken from."""
+        """The folder of the row's own run."""
         return f"{corpus}-{self.name}"
 
     def config(self, seed: int = 0) -> BaselineConfig:
@@ -164,6 +164,6 @@ class Row:
         return getattr(self.run.recipe.config().model, setting)
 
     def command(self, seed: int | None = None) -> str:
-        """What to type for this row alone."""
+        """Return what to type for this row alone."""
         seed = self.seed if seed is None else seed
         return f"python -m paper {self.table} --only {self.full_name}" + (f" --seed {seed}" if seed else "")

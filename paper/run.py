@@ -69,7 +69,7 @@ class Outcome:
 
 
 def selected(rows: list[Row], only: list[str]) -> list[Row]:
-    """The rows that `only` names: a corpus, a row, corpus/row, or any of them with *; all rows without it."""
+    """Return the rows that `only` names: a corpus, a row, corpus/row, or any of them with *; all rows without it."""
     if not only:
         return rows
     chosen: set[str] = set()
@@ -87,7 +87,7 @@ def selected(rows: list[Row], only: list[str]) -> list[Row]:
 
 
 def missing(rows: list[Row], store: Store, seed: int) -> list[Task]:
-    """The runs that rows still need, most worthy first, each once."""
+    """Return the runs that rows still need, most worthy first, each once."""
     tasks: dict[str, Task] = {}
     for row in rows:
         if row.run is None:
@@ -104,7 +104,7 @@ def missing(rows: list[Row], store: Store, seed: int) -> list[Task]:
 
 
 def reproduce(tasks: list[Task], corpora: dict[str, Corpus], place: Place, time_limit: float | None = None) -> Outcome:
-    """Trains each task's run until time is up or a stop is asked for; one that fails does not stop others."""
+    """Train each task's run until time is up or a stop is requested; a failed task does not stop the others."""
     began = time.monotonic()
     finished: list[str] = []
     failed: list[tuple[str, VlhmmError]] = []
@@ -197,7 +197,7 @@ def carry_out(task: Task, corpus: Corpus, place: Place, time_limit: float | None
 
 
 def opening(task: Task, corpus: Corpus, place: Place) -> Record:
-    """The record of a sitting's start: what was known before, on this machine and commit."""
+    """Return the record of a sitting's start: what was known before, on this machine and commit."""
     from benchmarks.machine import commit, describe
 
     run, seed = task.run, task.seed
@@ -247,7 +247,7 @@ OnTick = Callable[[Tick, int | None], None]
 def train(
     run: Run, seed: int, corpus: Corpus, folder: Path, place: Place, time_limit: float | None, tick: OnTick
 ) -> Trained:
-    """Trains the run in its folder, from its last checkpoint if there is one."""
+    """Train the run in its folder, from its last checkpoint if there is one."""
     match run.recipe:
         case Hmm():
             return train_hmm(run, run.recipe, seed, corpus, folder, place, time_limit, tick)
@@ -297,7 +297,7 @@ def train_hmm(
 
 
 def taught(recipe: Hmm, corpus: Corpus, place: Place) -> "tuple[Teacher, float]":
-    """The recipe's teacher, and how long it was trained."""
+    """Return the recipe's teacher, and how long it was trained."""
     from vlhmm.baselines import load_baseline
 
     assert recipe.teacher is not None
@@ -375,7 +375,7 @@ def estimate_kneser_ney(recipe: KneserNey, corpus: Corpus, folder: Path) -> Trai
 def measure(
     run: Run, corpus: Corpus, folder: Path, memory: int | None
 ) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """Perplexities of the model best on valid, by split and rule; for ablations train and batch times too."""
+    """Return perplexities of the model best on valid, by split and rule; for ablations train and batch times too."""
     from vlhmm.api import load_any
     from vlhmm.evaluation.perplexity import evaluate
 

@@ -41,7 +41,7 @@ EM_SECONDS = {2**10: 0.6, 2**11: 0.7, 2**12: 0.8, 2**13: 1.2, 2**14: 1.9, 2**15:
 
 
 def wide_blocks(states_per_block: int) -> float:
-    """Seconds that blocks of more states add to a pass over PTB: a token costs their square."""
+    """Return seconds that blocks of more states add to a pass over PTB: a token costs their square."""
     return (states_per_block / 128) ** 2
 
 
@@ -95,7 +95,7 @@ def softmax(
     m_step_row_parts: int = 1,
     **about: Any,
 ) -> Run:
-    """The paper's model of that size, and changes to it."""
+    """Return the paper's model of that size, and changes to it."""
     sizes = (f"model.num_states={num_states}", f"model.num_blocks={blocks}")
     training, note = (
         (BY_GRADIENT, HOW_BY_GRADIENT) if by_gradient else (BY_EM, HOW_BY_EM.format(epochs=epochs, steps=m_step_updates))
@@ -124,7 +124,7 @@ def softmax(
 def em(
     num_states: int | None = None, *changes: str, blocks: int | None = None, corpus: str = "ptb", **about: Any
 ) -> Run:
-    """The preset em-ptb or em-wikitext-2; of another size, or with changes to it."""
+    """Return the preset em-ptb or em-wikitext-2; of another size, or with changes to it."""
     base = preset(f"em-{corpus}")
     num_states = num_states or base.model.num_states
     is_main = num_states == base.model.num_states and blocks is None and not changes
@@ -207,7 +207,7 @@ GUIDES = {
 
 
 def guided(corpus: str, how: str) -> Run:
-    """The main run with evidence about the states from our own LSTM, and with words or text of its."""
+    """Return the main run with evidence about the states from our own LSTM, and with words or text of its."""
     guide = GUIDES[how]
     teacher = short_lstm() if guide.is_short else lstm(corpus)
     recipe = Hmm(f"em-{corpus}", ("training.guide_weight=1", *guide.changes), teacher=teacher)
@@ -224,7 +224,7 @@ CARRIED = (
 
 
 def carried(corpus: str) -> Run:
-    """The main run under the paper's own context rule, in training as in evaluation."""
+    """Return the main run under the paper's own context rule, in training as in evaluation."""
     base = em(corpus=corpus, priority=MAIN, seconds=EM_SECONDS[preset(f"em-{corpus}").model.num_states])
     note = f"{base.note}; trained on 512 streams in segments of 128 tokens, the state carried over line ends"
     return replace(base, name=f"{base.name}-carry", recipe=Hmm(f"em-{corpus}", CARRIED), note=note)
@@ -237,14 +237,14 @@ PAPERS_RULE = (
 
 
 def softmax_by_papers_rule(num_states: int) -> Run:
-    """The paper's model, trained by generalized EM under the context rule that the paper trains by."""
+    """Return the paper's model, trained by generalized EM under the context rule that the paper trains by."""
     run = softmax(num_states, *PAPERS_RULE, called="paper-rule", priority=MIDDLE, seconds=SOFTMAX_SECONDS[num_states])
     note = "the paper's rule of context in training: lines shuffled every epoch, segments of 32 tokens, in 512 streams, not 16"
     return replace(run, note=f"{run.note}; {note}")
 
 
 def dense_900(way: str, seconds: float) -> Run:
-    """The 900-state HMM with free parameters, every state emitting every word; by EM or by Adam."""
+    """Return the 900-state HMM with free parameters, every state emitting every word; by EM or by Adam."""
     ways = {
         "em": (
             f"EM, 30 epochs with {HOW_CLOSED_FORM}",
@@ -285,7 +285,7 @@ def short_lstm() -> Neural:
 
 
 def baseline(corpus: str, kind: str, seconds: float) -> Run:
-    """A baseline with the paper's settings, but for a schedule that two cores can pay for."""
+    """Return a baseline with the paper's settings, but for a schedule that two cores can pay for."""
     recipes: dict[str, tuple[KneserNey | Neural, str]] = {
         "kn": (KneserNey(), "interpolated modified Kneser-Ney, nothing pruned"),
         "ff": (
@@ -345,7 +345,7 @@ def em_of_size(num_states: int, priority: int = STATES) -> Run:
 
 
 def table1() -> list[Row]:
-    """The main results on both corpora."""
+    """Return the main results on both corpora."""
     ptb = {"kn": 2, "ff": 215, "lstm": 110}
     wikitext = {"kn": 6, "ff": 450, "lstm": 600}
     main = preset("em-ptb").model.num_states
@@ -374,7 +374,7 @@ def main_row(
 
 
 def papers_rule_row(name: str, num_states: int) -> Row:
-    """The paper's model trained by its own context rule, beside the paper's number for that size."""
+    """Return the paper's model trained by its own context rule, beside the paper's number for that size."""
     row = main_row("ptb", name, f"VL-HMM, {PAPERS}, trained by its rule", softmax_by_papers_rule(num_states))
     return replace(row, reported=paper.STATES[num_states])
 
@@ -387,7 +387,7 @@ def guided_row(corpus: str, how: str) -> Row:
 
 
 def main_rows(corpus: str, seconds: dict[str, int], papers: Run, ours: Run) -> list[Row]:
-    """A corpus's rows of table 1, in the paper's order."""
+    """Return a corpus's rows of table 1, in the paper's order."""
     row = partial(main_row, corpus)
     small_hmms = [  # the paper cites them on Penn Treebank alone
         row("hmm-rnn", "HMM+RNN", None),
@@ -434,7 +434,7 @@ def row2(name: str, model: str, run: Run, reported: paper.Reported) -> Row:
 
 
 def table3() -> list[Row]:
-    """Which states may emit which words: Brown blocks of several sizes, every state, or random subsets."""
+    """Return which states may emit which words: Brown blocks of several sizes, every state, or random subsets."""
     rows = [row3(papers_constraint(*shape), shape, PAPERS, "softmax", number) for shape, number in paper.CONSTRAINTS]
     rows[-1] = replace(rows[-1], name="softmax-brown-16384-k128-again")  # printed twice, with two numbers
     twin = softmax(2**13, blocks=64, by_gradient=True, called="gradient", priority=CONSTRAINT, seconds=60)
@@ -455,7 +455,7 @@ Shape = tuple[str, int, int | None, int | None]  # constraint, |Z|, k, M
 
 
 def papers_constraint(constraint: str, states: int, k: int | None, blocks: int | None) -> Run:
-    """The paper's model with that constraint."""
+    """Return the paper's model with that constraint."""
     change = f"model.constraint={constraint}"
     if constraint == "none":
         run = softmax(states, change, *NONE, blocks=1, by_gradient=True, called="none", priority=CONSTRAINT, seconds=30)
@@ -469,7 +469,7 @@ def papers_constraint(constraint: str, states: int, k: int | None, blocks: int |
 
 
 def softmax_of_blocks(states: int, blocks: int, priority: int, *changes: str, called: str = "") -> Run:
-    """The paper's model in so many blocks."""
+    """Return the paper's model in so many blocks."""
     seconds = SOFTMAX_SECONDS[states] + wide_blocks(states // blocks)
     return softmax(states, *changes, blocks=blocks, called=called, priority=priority, seconds=seconds)
 
@@ -483,7 +483,7 @@ def row3(run: Run, shape: Shape, family: str, short: str, reported: paper.Report
 
 
 def figure_states() -> list[Row]:
-    """The state space from 2^10 to 2^16."""
+    """Return the state space from 2^10 to 2^16."""
     return [
         Row(
             table="figure-states",
@@ -539,7 +539,7 @@ TABLES: dict[str, Callable[[], list[Row]]] = {
 
 
 def table(name: str) -> list[Row]:
-    """The rows of that table; an unknown name is refused with the nearest."""
+    """Return the rows of that table; an unknown name is refused with the nearest."""
     if name not in TABLES:
         raise unknown("table", name, list(TABLES))
     return TABLES[name]()

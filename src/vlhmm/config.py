@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A dataclass as plain JSON values, nested dataclasses as nested objects."""
+    """Return a dataclass as plain JSON values, nested dataclasses as nested objects."""
     return dataclasses.asdict(config)
 
 
@@ -34,7 +34,7 @@ def _sayable(value: Any) -> Any:
 
 
 def from_dict(kind: type[Config], values: dict[str, Any], where: str = "") -> Config:
-    """A dataclass of that kind from JSON values; an unknown key is refused with the nearest name."""
+    """Return a dataclass of that kind from JSON values; an unknown key is refused with the nearest name."""
     hints = typing.get_type_hints(kind)
     chosen = {}
     for key, value in values.items():
@@ -49,7 +49,7 @@ def from_dict(kind: type[Config], values: dict[str, Any], where: str = "") -> Co
 
 
 def override(config: Config, assignments: list[str]) -> Config:
-    """The same settings with `a.b=c` applied for each assignment; checked when all of them are in place."""
+    """Return the same settings with `a.b=c` applied for each assignment; checked when all of them are in place."""
     values = to_dict(config)
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
@@ -60,7 +60,7 @@ def override(config: Config, assignments: list[str]) -> Config:
 
 
 def assign(kind: type, values: dict[str, Any], path: str, text: str, known: list[str]) -> None:
-    """Sets one dotted name in nested values, `text` read as its field's type."""
+    """Set one dotted name in nested values, `text` read as its field's type."""
     *groups, name = path.split(".")
     for group in groups:
         kind = typing.get_type_hints(kind).get(group, str)
@@ -87,7 +87,7 @@ def dotted_names(config: Any, prefix: str = "") -> list[str]:
 
 
 def setting(default: Value, help: str, group: str = "") -> Value:
-    """A field of a configuration with a sentence on what it sets, and the group it is listed under."""
+    """Return a field of a configuration with a sentence on what it sets, and the group it is listed under."""
     return typing.cast(Value, dataclasses.field(default=default, metadata={"help": help, "group": group}))
 
 
@@ -102,7 +102,7 @@ class Setting(NamedTuple):
 
 
 def settings_of(kind: type, prefix: str = "") -> list[Setting]:
-    """All settings of a configuration, in the order in which the source has them."""
+    """Return all settings of a configuration, in the order in which the source has them."""
     hints = typing.get_type_hints(kind)
     found: list[Setting] = []
     for field in dataclasses.fields(kind):
@@ -123,7 +123,7 @@ def settings_of(kind: type, prefix: str = "") -> list[Setting]:
 
 
 def by_group(settings: list[Setting]) -> dict[str, list[Setting]]:
-    """The settings under the names of their groups, both in the order of the source."""
+    """Return the settings under the names of their groups, both in the order of the source."""
     groups: dict[str, list[Setting]] = {}
     for each in settings:
         groups.setdefault(each.group, []).append(each)
@@ -131,7 +131,7 @@ def by_group(settings: list[Setting]) -> dict[str, list[Setting]]:
 
 
 def parsed(text: str, hint: Any, name: str) -> Any:
-    """`text` as the type of a field: numbers may be written 2^15, 1e-3 or 32_768; none clears an optional one."""
+    """Return `text` as the type of a field: numbers may be written 2^15, 1e-3 or 32_768; none clears an optional one."""
     kinds = alternatives(hint)
     if type(None) in kinds and text.lower() in ("none", "null", ""):
         return None

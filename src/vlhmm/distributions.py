@@ -68,7 +68,7 @@ class HMMDistributions:
         self._kept_tiles: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
 
     def is_finite(self) -> bool:
-        """Whether p(z_1), p(z' | z) and p(x | z) are numbers: finite parameters may be so large that products overflow.
+        """Return whether the distributions are finite: even finite parameters may be so large that products overflow.
 
         Cost: one pass over the tables and over the factors of A. A product u . v is at most |u| |v| times its width.
         """
@@ -76,7 +76,7 @@ class HMMDistributions:
         return all(bool(torch.isfinite(total)) for total in tables)
 
     def under(self, rule: str, eos: int) -> "HMMDistributions":
-        """The same distributions under a context rule; `eos` is the word after which "reset" starts again."""
+        """Return the same distributions under a context rule; `eos` is the word after which "reset" starts again."""
         if rule not in RULES:
             raise QueryError(f"unknown context rule {rule!r}, expected one of {', '.join(RULES)}")
         chain = copy.copy(self)
@@ -106,7 +106,7 @@ class HMMDistributions:
         return start / start.sum()
 
     def double(self) -> "HMMDistributions":
-        """The same model in float64, every distribution normalized anew."""
+        """Return the same model in float64, every distribution normalized anew."""
         log_emission = self.log_emission.double()
         if self.blocks.partition:
             order, sizes = self._words_by_block
@@ -127,27 +127,27 @@ class HMMDistributions:
         return self.block_of_word.tolist()
 
     def block(self, word: int) -> int:
-        """The block of states that may emit `word`."""
+        """Return the block of states that may emit `word`."""
         return self._block_of_word[word]
 
     def states(self, word: int) -> Int[Tensor, " slot"]:
-        """The states that may emit `word`."""
+        """Return the states that may emit `word`."""
         return self.states_of_block[self._block_of_word[word]]
 
     def emission_of(self, word: int) -> Float[Tensor, " slot"]:
-        """p(word | z) for z in `states(word)`."""
+        """Return p(word | z) for z in `states(word)`."""
         return self.emission[word].double() / self.emission_total[self.states(word)]
 
     def start_at(self, word: int) -> Float[Tensor, " slot"]:
-        """p(z_1 = z) for z in `states(word)`."""
+        """Return p(z_1 = z) for z in `states(word)`."""
         return self.start[self.states(word)]
 
     def restarts(self, word: int) -> bool:
-        """Whether the chain starts again from p(z_1) after `word`."""
+        """Return whether the chain starts again from p(z_1) after `word`."""
         return self.rule == "reset" and word == self.eos
 
     def edge(self, word: int, following: int) -> Float[Tensor, "slot slot"]:
-        """p(z' | z, word) from the states of `word` to those of `following`; p(z_1) if the chain restarts."""
+        """Return p(z' | z, word) from the states of `word` to those of `following`; p(z_1) if the chain restarts."""
         if self.restarts(word):
             return self.start_at(following).expand(self.states_per_block, -1)
         return self.tiles_of([(self.block(word), self.block(following))])[0].double()
@@ -155,25 +155,25 @@ class HMMDistributions:
     # ---- parts of A
 
     def raw_rows(self, states: Int[Tensor, " n"]) -> Float[Tensor, "n state"]:
-        """p(. | z) for each given state in the model's type, as its parameters give it."""
+        """Return p(. | z) for each given state in the model's type, as its parameters give it."""
         return self.transition.rows(states)
 
     def rows(self, states: Int[Tensor, " n"]) -> Float[Tensor, "n state"]:
-        """p(. | z) for each given state, in float64; each row sums to one."""
+        """Return p(. | z) for each given state, in float64; each row sums to one."""
         return self.normalized_rows(states, torch.float64)
 
     def normalized_rows(self, states: Int[Tensor, " n"], dtype: torch.dtype) -> Float[Tensor, "n state"]:
-        """p(. | z) for each given state in another type, where each row sums to one to that type's precision."""
+        """Return p(. | z) for each given state in another type, where each row sums to one to that type's precision."""
         rows = self.raw_rows(states).to(dtype)
         return rows / rows.sum(1, keepdim=True)
 
     def row_slices(self, num_rows: int) -> list[slice]:
-        """Slices of so many rows of S float64 that each stays small."""
+        """Return slices of so many rows of S float64 that each stays small."""
         size = max(1, ROW_CHUNK_BYTES // (8 * self.num_states))
         return [slice(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
 
     def tiles(self, from_block: Tensor, to_block: Tensor, out: Tensor | None = None) -> Float[Tensor, "pair slot slot"]:
-        """A[states of from][:, states of to] for each pair."""
+        """Return A[states of from][:, states of to] for each pair."""
         if len(from_block) and bool((from_block[1:] < from_block[:-1]).any()):
             order = from_block.argsort(stable=True)
             tiles = self.transition.tiles(from_block[order], to_block[order])
@@ -181,12 +181,12 @@ class HMMDistributions:
         return self.transition.tiles(from_block, to_block, out)
 
     def tile(self, from_block: int, to_block: int) -> Float[Tensor, "slot slot"]:
-        """A[states of from][:, states of to]."""
+        """Return A[states of from][:, states of to]."""
         pair = (torch.tensor([g], device=self.device) for g in (from_block, to_block))
         return self.tiles(*pair)[0]
 
     def tiles_of(self, pairs: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """The (K, K) tiles of (from, to) blocks in the model's type; those used last are kept."""
+        """Return the (K, K) tiles of (from, to) blocks in the model's type; those used last are kept."""
         found = {pair: self._kept_tiles[pair] for pair in pairs if pair in self._kept_tiles}
         missing = list(dict.fromkeys(pair for pair in pairs if pair not in found))
         if missing:
@@ -203,11 +203,11 @@ class HMMDistributions:
         return [found[pair] for pair in pairs]
 
     def row_chunks(self) -> list[Tensor]:
-        """All states, cut into runs whose rows of A fit ROWS_AT_ONCE."""
+        """Return all states, cut into runs whose rows of A fit ROWS_AT_ONCE."""
         return list(torch.arange(self.num_states, device=self.device).split(max(1, ROWS_AT_ONCE // self.num_states)))
 
     def row_parts(self, reached: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """(states, their rows of A in float64, the sums of these rows) a few at a time.
+        """Yield (states, their rows of A in float64, the sums of these rows) a few at a time.
 
         The rows lie in one buffer that the next part overwrites.
         """
@@ -230,7 +230,7 @@ class HMMDistributions:
     # ---- products, in float64
 
     def forward_step(self, alpha: Float[Tensor, "n state"]) -> Float[Tensor, "n state"]:
-        """alpha @ A: where each distribution over states goes next, O(S^2 (h + n)). States nobody is in are skipped."""
+        """Return alpha @ A for each row, in O(S^2 (h + n)). States with probability zero in every row are skipped."""
         alpha = alpha.double()
         result = torch.zeros_like(alpha)
         for states, rows, totals in self.row_parts(alpha.any(dim=0)):
@@ -238,7 +238,7 @@ class HMMDistributions:
         return result
 
     def backward_step(self, beta: Float[Tensor, "n state"]) -> Float[Tensor, "n state"]:
-        """beta @ A^T: out[i, z] = sum_z' p(z' | z) beta[i, z'], O(S^2 (h + n))."""
+        """Return beta @ A^T: out[i, z] = sum_z' p(z' | z) beta[i, z'], O(S^2 (h + n))."""
         beta = beta.double()
         result = torch.empty_like(beta)
         for states, rows, totals in self.row_parts():
@@ -246,7 +246,7 @@ class HMMDistributions:
         return result
 
     def forward_step_from(self, blocks: Sequence[int] | Tensor, alpha: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
-        """alpha @ A where row i lives on the states of blocks[i] only: O(K S h) per distinct block."""
+        """Return alpha @ A where row i lives on the states of blocks[i] only: O(K S h) per distinct block."""
         alpha, blocks = alpha.double(), self._block_index(blocks)
         result = alpha.new_empty(len(blocks), self.num_states)
         for block in blocks.unique().tolist():
@@ -257,7 +257,7 @@ class HMMDistributions:
         return result
 
     def backward_step_to(self, blocks: Sequence[int] | Tensor, beta: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
-        """beta @ A^T where beta[i] lives on the states of blocks[i] only."""
+        """Return beta @ A^T where beta[i] lives on the states of blocks[i] only."""
         beta, blocks = beta.double(), self._block_index(blocks)
         if self.blocks.partition:
             return self._backward_step_to_blocks(blocks, beta)
@@ -266,14 +266,14 @@ class HMMDistributions:
         return self.backward_step(dense)
 
     def backward_step_at(self, block: int, beta: Float[Tensor, "n state"]) -> Float[Tensor, "n slot"]:
-        """sum_z' p(z' | z) beta(z') for z in one block only: one pass over K rows."""
+        """Return sum_z' p(z' | z) beta(z') for z in one block only: one pass over K rows."""
         return beta.double() @ self.rows(self.states_of_block[block]).T
 
     def _block_index(self, blocks: Sequence[int] | Tensor) -> Tensor:
         return torch.as_tensor(blocks, device=self.device).long()
 
     def _backward_step_to_blocks(self, blocks: Tensor, beta: Tensor) -> Tensor:
-        """Only the tiles that lead into the wanted blocks are made (block-factored), or rows of A otherwise."""
+        """Return only the tiles that lead into the wanted blocks are made (block-factored), or rows of A otherwise."""
         result = beta.new_empty(len(blocks), self.num_states)
         every = torch.arange(self.num_blocks, device=self.device)
         for block in blocks.unique().tolist():
@@ -283,7 +283,7 @@ class HMMDistributions:
         return result
 
     def emit(self, predicted: Float[Tensor, "n state"]) -> Float[Tensor, "n word"]:
-        """sum_z predicted[z] p(x | z) for every word x."""
+        """Return sum_z predicted[z] p(x | z) for every word x."""
         order, sizes = self._words_by_block
         predicted = predicted.double() / self.emission_total
         if not self.blocks.partition:
@@ -306,11 +306,11 @@ class HMMDistributions:
     # ---- what states emit
 
     def class_emission(self, words: Int[Tensor, " n"]) -> Float[Tensor, " state"]:
-        """sum of p(x | z) over the given words."""
+        """Return sum of p(x | z) over the given words."""
         return self._scatter(words, "sum")
 
     def class_peak(self, words: Int[Tensor, " n"]) -> Float[Tensor, " state"]:
-        """The largest p(x | z) among the given words."""
+        """Return the largest p(x | z) among the given words."""
         return self._scatter(words, "amax")
 
     def _scatter(self, words: Tensor, reduce: str) -> Tensor:
@@ -329,11 +329,11 @@ class HMMDistributions:
     # ---- all of it
 
     def sample_next(self, states: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
-        """z' ~ p(. | z) for each given z."""
+        """Return z' ~ p(. | z) for each given z."""
         return self.transition.sample(states, generator)
 
     def dense(self) -> tuple[Float[Tensor, "state state"], Float[Tensor, "state word"]]:
-        """(A, O) in full: for small models, tests and export."""
+        """Return (A, O) in full: for small models, tests and export."""
         transition = self.raw_rows(torch.arange(self.num_states, device=self.device))
         emission = torch.zeros(self.num_states, self.vocab_size, dtype=self.dtype, device=self.device)
         words = torch.arange(self.vocab_size, device=self.device)[:, None]
@@ -356,12 +356,12 @@ class EmittedWords:
         self.first = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
     def words(self, state: int) -> tuple[Tensor, Tensor]:
-        """(words, p(x | z)) of one state, by id."""
+        """Return (words, p(x | z)) of one state, by id."""
         span = slice(int(self.first[state]), int(self.first[state + 1]))
         return self.word[span], self.probability[span]
 
     def running_sums(self, allowed: Tensor) -> Tensor:
-        """Sums for `draw` over the words that are `allowed`, (V,) bool."""
+        """Return sums for `draw` over the words that are `allowed`, (V,) bool."""
         weights = self.probability * allowed[self.word]
         return torch.cat([weights.new_zeros(1), weights.cumsum(0)])
 
@@ -371,7 +371,7 @@ class EmittedWords:
         return torch.cat([self.probability.new_zeros(1), self.probability.cumsum(0)])
 
     def draw(self, states: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
-        """A word for each state by inversion of `uniform` numbers: from p(x | z), over the words of
+        """Return a word for each state by inversion of `uniform` numbers: from p(x | z), over the words of
         `sums`."""
         sums = self.all_words if sums is None else sums
         low, high = sums[self.first[states]], sums[self.first[states + 1]]
@@ -397,7 +397,7 @@ class TileCache:
         self.slot_of_code = torch.full((distributions.num_blocks**2 if self.keeps else 0,), -1, dtype=torch.long)
 
     def take_room_of(self, other: "TileCache") -> None:
-        """Uses the memory of a cache that is no longer needed: fresh pages are slow."""
+        """Use the memory of a cache that is no longer needed: fresh pages are slow."""
         if (
             other.capacity == self.capacity
             and other.distributions.dtype == self.distributions.dtype
@@ -412,7 +412,7 @@ class TileCache:
         return torch.empty(self.capacity, size, size, dtype=self.distributions.dtype, device=self.distributions.device)
 
     def edges(self, codes: Int[Tensor, "batch time"], live: Tensor) -> Int[Tensor, "batch time"] | None:
-        """Where in `tiles` the tile of each live edge lies (-1: fresh start); None if they do not fit."""
+        """Return where in `tiles` the tile of each live edge lies (-1: fresh start); None if they do not fit."""
         codes = torch.where(live, codes, -1).cpu()
         used = codes[codes >= 0].unique()
         if not self.keeps:

@@ -20,7 +20,7 @@ Number = int | float
 
 
 def shortened(value: object, length: int = 60) -> str:
-    """A value for an error line, cut to `length` characters."""
+    """Return a value for an error line, cut to `length` characters."""
     try:
         text = str(value) if isinstance(value, Exception) else repr(value)
     except ValueError:  # an integer of thousands of digits
@@ -29,14 +29,14 @@ def shortened(value: object, length: int = 60) -> str:
 
 
 def digits(text: str) -> int | None:
-    """The whole number that ASCII digits write; None for any other text, or for more than `MAX_DIGITS` of them."""
+    """Return the whole number that ASCII digits write; None for any other text, or for more than `MAX_DIGITS` of them."""
     if not (text.isascii() and text.isdigit()) or len(text.lstrip("0")) > MAX_DIGITS:
         return None
     return int(text[-MAX_DIGITS:])
 
 
 def whole_number(text: str, name: str, low: int = 0, high: int = MAX_COUNT) -> int:
-    """The whole number that a user wrote, from `low` to `high`; a ConfigError names what was expected."""
+    """Return the whole number that a user wrote, from `low` to `high`; a ConfigError names what was expected."""
     sign, rest = (-1, text[1:]) if text.startswith("-") else (1, text)
     found = digits(rest.strip().replace("_", ""))
     if found is None or not low <= sign * found <= high:
@@ -45,7 +45,7 @@ def whole_number(text: str, name: str, low: int = 0, high: int = MAX_COUNT) -> i
 
 
 def check_range(name: str, value: Number | None, low: Number, high: Number) -> None:
-    """A ConfigError unless low <= value <= high; None, for what is not set, passes."""
+    """Raise a ConfigError unless low <= value <= high, or the value is None."""
     if value is not None and not low <= value <= high:  # which NaN fails too
         bounds = f"from {low:,} to {high:,}" if high < math.inf else f"of at least {low:,}"
         raise ConfigError(f"{name}={shortened(value)} is out of range, expected a number {bounds}")
@@ -58,7 +58,7 @@ def check_ranges(owner: object, ranges: dict[str, tuple[Number, Number]]) -> Non
 
 
 def time_of(seconds: float) -> str:
-    """An estimated time for people: '40 s', '12 min', '5.0 hours', '3 days'."""
+    """Return an estimated time for people: '40 s', '12 min', '5.0 hours', '3 days'."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:

@@ -45,7 +45,7 @@ def _release() -> None:
 
 @contextmanager
 def kept_memory() -> Iterator[None]:
-    """Keep freed memory within this context. Contexts nest, and an outer request outlives an inner one."""
+    """Keep freed memory within this context. Contexts may be nested; an outer request outlasts an inner one."""
     keep_freed_memory()
     try:
         yield

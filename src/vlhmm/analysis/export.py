@@ -77,14 +77,14 @@ class _Array(NamedTuple):
 
 
 def export_bytes(model: Any, kind: Kind) -> int:
-    """How large an export would be."""
+    """Return how large an export would be."""
     distributions = model.distributions
     size, vocab_size = _Dense(distributions, absorbing=kind == "ctrl-g").num_states, distributions.vocab_size
     return (8 if kind == "hmmlearn" else 4) * size * (1 + size + vocab_size)
 
 
 def export(model: Any, path: str | Path, kind: Kind | None = None) -> Exported:
-    """The model's dense matrices in `path`, whole or not at all; the kind follows from the suffix unless
+    """Return the model's dense matrices in `path`, whole or not at all; the kind follows from the suffix unless
     given."""
     path = Path(path)
     chosen = kind or _kind_of(path)
@@ -127,7 +127,7 @@ def export(model: Any, path: str | Path, kind: Kind | None = None) -> Exported:
 
 
 def load_export(path: str | Path) -> Matrices:
-    """The matrices that `export` wrote, as probabilities, whatever the kind."""
+    """Return the matrices that `export` wrote, as probabilities, whatever the kind."""
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
@@ -212,7 +212,7 @@ class _Dense:
             yield np.eye(1, distributions.vocab_size, distributions.eos)
 
     def _into(self, rows: Tensor) -> np.ndarray:
-        """(n, num_states) probabilities of the next state from rows over all S."""
+        """Return (n, num_states) probabilities of the next state from rows over all S."""
         kept = rows[:, self.states]
         if not self.absorbing:
             return kept.cpu().numpy()
@@ -261,7 +261,7 @@ def _arrays(dense: _Dense, kind: Kind) -> dict[str, _Array]:
 
 
 def _write_safetensors(stream: BinaryIO, arrays: dict[str, _Array], notes: dict[str, str]) -> None:
-    """The safetensors format by hand, because the library wants every array in memory at once."""
+    """Write the safetensors format directly, because the library needs every array in memory at once."""
     header: dict[str, Any] = {"__metadata__": notes}
     place = 0
     for name, array in arrays.items():
@@ -293,7 +293,7 @@ def _write_npz(stream: BinaryIO, arrays: dict[str, _Array], vocabulary: Vocabula
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A stream whose content becomes `path` when all of it is written, and not before."""
+    """Open a stream that replaces `path` once everything is written."""
     try:
         with replace_atomically(path) as temporary, open(temporary, "wb") as stream:
             yield stream

@@ -135,7 +135,7 @@ class Summary:
 
 
 def entropy(distribution: Float[Tensor, " n"]) -> float:
-    """-sum p log p, in nats."""
+    """Return -sum p log p, in nats."""
     return float(torch.special.entr(distribution).sum())
 
 
@@ -153,7 +153,7 @@ class Inspector:
     # ---- answers
 
     def summary(self, top: int = 10) -> Summary:
-        """Sizes, how many states are used, and the most used states, blocks and words."""
+        """Return sizes, how many states are used, and the most used states, blocks and words."""
         check_top(top)
         partition = self.blocks.partition
         held = self.usage.sort(descending=True).values.cumsum(0)
@@ -172,7 +172,7 @@ class Inspector:
         )
 
     def state(self, state: int, top: int = 10) -> StateView:
-        """A state's words, usage and neighbours: one row of A, and one column of it."""
+        """Return a state's words, usage and neighbours: one row of A, and one column of it."""
         check_top(top)
         check_state(self.blocks, state)
         block, slot = self._place(state)
@@ -205,7 +205,7 @@ class Inspector:
         )
 
     def word(self, word: str, top: int = 10) -> WordView:
-        """The states a word comes from, p(z | word) ∝ usage(z) p(word | z), and what stands around it in each."""
+        """Return the states a word comes from, p(z | word) ∝ usage(z) p(word | z), and what stands around it in each."""
         check_top(top)
         index = known_word(self.vocabulary, word)
         block = int(self.distributions.block_of_word[index])
@@ -253,7 +253,7 @@ class Inspector:
         )
 
     def block(self, block: int, top: int = 10) -> BlockView:
-        """A block's words, states, usage and neighbours."""
+        """Return a block's words, states, usage and neighbours."""
         check_top(top)
         check_block(self.blocks, block)
         mass = self.usage.view(self.blocks.num_blocks, -1)
@@ -290,7 +290,7 @@ class Inspector:
         return torch.full((len(rows),), block, device=self.distributions.device)
 
     def _ahead(self, block: int, alpha: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
-        """alpha P for distributions over one block's states: p(the next state)."""
+        """Return alpha P for distributions over one block's states: p(the next state)."""
         restart = alpha @ self.restart[self.distributions.states_of_block[block]]
         going_on = alpha * (1 - self.restart[self.distributions.states_of_block[block]])
         moved = self.distributions.forward_step_from(self._same_block(block, alpha), going_on)
@@ -299,7 +299,7 @@ class Inspector:
     def _behind(
         self, block: int, beta: Float[Tensor, "n slot"]
     ) -> tuple[Float[Tensor, "n state"], Float[Tensor, "n word"]]:
-        """(u(z) (P beta)(z) over states z, the same over the words emitted there): what came before, unnormalized.
+        """Return (u(z) (P beta)(z) over states z, the same over the words emitted there): what came before, unnormalized.
 
         Under "reset" nothing but <eos> comes before a fresh start, and <eos> before nothing else.
         """
@@ -323,14 +323,14 @@ class Inspector:
         return list(torch.from_numpy(order).to(self.distributions.device).split(sizes.tolist()))
 
     def _place(self, state: int) -> tuple[int, int]:
-        """(a block that holds the state, its slot there)."""
+        """Return (a block that holds the state, its slot there)."""
         if self.blocks.partition:
             return divmod(state, self.distributions.states_per_block)
         block, slot = (self.distributions.states_of_block == state).nonzero()[0].tolist()
         return block, slot
 
     def _emission_of(self, state: int) -> tuple[Tensor, Tensor]:
-        """(the words a state may emit, p(x | z) of each)."""
+        """Return (the words a state may emit, p(x | z) of each)."""
         if self.blocks.partition:
             block, slot = self._place(state)
             words = self._words_by_block[block]
@@ -354,7 +354,7 @@ class Inspector:
         return [StateShare(i, p, self._top_words(i)) for i, p in largest(distribution, top)]
 
     def _blocks(self, distribution: Float[Tensor, " state"], top: int) -> list[BlockShare]:
-        """The blocks with most of a distribution over states; none where there are no blocks."""
+        """Return the blocks with most of a distribution over states; none where there are no blocks."""
         if not self.blocks.partition:
             return []
         found = []
@@ -366,24 +366,24 @@ class Inspector:
 
 
 def largest(distribution: Float[Tensor, " n"], top: int) -> list[tuple[int, float]]:
-    """(index, value) of the `top` largest values above zero, largest first, ties by index."""
+    """Return (index, value) of the `top` largest values above zero, largest first, ties by index."""
     values, order = distribution.sort(descending=True, stable=True)
     pairs = zip(order[:top].tolist(), values[:top].tolist(), strict=True)
     return [(index, value) for index, value in pairs if value > 0]
 
 
 def rank(values: Float[Tensor, " n"], index: int) -> int:
-    """1 + how many values are larger than that of `index`."""
+    """Return the rank of the value at `index`: 1 for the largest."""
     return int((values > values[index]).sum()) + 1
 
 
 def ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole; zero of nothing is zero."""
+    """Return part / whole, or 0 if both are zero."""
     return torch.where(whole > 0, part / whole, torch.zeros_like(part))
 
 
 def normalized(weights: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """weights / their sum; all zeros stay zeros: what never happens has no neighbours."""
+    """Return weights / their sum; all zeros stay zeros: what never happens has no neighbours."""
     return ratio(weights, weights.sum())
 
 
@@ -391,13 +391,13 @@ def normalized(weights: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 
 
 def check_top(top: int) -> None:
-    """Nothing, or a QueryError where nothing would be shown."""
+    """Raise a QueryError if nothing would be shown."""
     if top < 1:
         raise QueryError(f"top is {top}, expected at least 1")
 
 
 def check_state(blocks: Any, state: int) -> None:
-    """Nothing, or a QueryError where the model has no such state."""
+    """Raise a QueryError if the model has no such state."""
     if not 0 <= state < blocks.num_states:
         raise QueryError(f"no state {state}: the model's states are 0 to {blocks.num_states - 1}")
     if blocks.partition:
@@ -409,7 +409,7 @@ def check_state(blocks: Any, state: int) -> None:
 
 
 def check_block(blocks: Any, block: int) -> None:
-    """Nothing, or a QueryError where the model has no such block."""
+    """Raise a QueryError if the model has no such block."""
     if not blocks.partition:
         raise QueryError("the model has no blocks: every word has its own set of states; ask for a word or a state")
     if not 0 <= block < blocks.num_blocks:

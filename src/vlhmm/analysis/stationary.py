@@ -48,7 +48,7 @@ class Usage(NamedTuple):
 
 
 def restart_probability(distributions: HMMDistributions, eos: int, rule: str) -> Float[Tensor, " state"]:
-    """p(the chain restarts after z): p(<eos> | z) under "reset", zero under "carry"; float64."""
+    """Return p(the chain restarts after z): p(<eos> | z) under "reset", zero under "carry"; float64."""
     restart = torch.zeros(distributions.num_states, dtype=torch.float64, device=distributions.device)
     if rule == "reset":
         restart[distributions.states_of_block[distributions.block_of_word[eos]]] = distributions.emission[eos].double()
@@ -58,7 +58,7 @@ def restart_probability(distributions: HMMDistributions, eos: int, rule: str) ->
 def stationary(
     distributions: HMMDistributions, eos: int, rule: str, memory: int | None = None, progress: Progress | None = None
 ) -> Usage:
-    """u with u P = u, by power iteration: each round is one product with A, O(S^2 h) unless A fits `memory`.
+    """Return u with u P = u, by power iteration. Each round is one product with A: O(S^2 h) unless A fits `memory`.
 
     Every next guess is the combination of the last rounds whose change is least (Anderson 1965): a third fewer
     rounds than the plain iteration on English text, and it ends on chains that go in circles, too.
@@ -85,7 +85,7 @@ def stationary(
 
 
 def _least_change(arrived: list[Tensor], changes: list[Tensor]) -> Tensor:
-    """sum_i w_i arrived_i, where w sums to one and |sum_i w_i changes_i|_2 is least; made a distribution again."""
+    """Return sum_i w_i arrived_i, where w sums to one and |sum_i w_i changes_i|_2 is least; made a distribution again."""
     if len(arrived) == 1:
         return arrived[0]
     last = changes[-1].cpu()
@@ -98,7 +98,7 @@ def _least_change(arrived: list[Tensor], changes: list[Tensor]) -> Tensor:
 
 
 def _product(distributions: HMMDistributions, memory: int) -> Callable[[Tensor], Tensor]:
-    """alpha -> alpha A for one float64 vector, summed in float64 over runs of rows.
+    """Return alpha -> alpha A for one float64 vector, summed in float64 over runs of rows.
 
     `HMMDistributions.forward_step` on float32 is off by more than the tolerance at 2^15 states, and on float64 it copies all of A.
     The rows are kept where A fits the memory: making them costs ten times as much as reading them, and more for
@@ -125,7 +125,7 @@ def _product(distributions: HMMDistributions, memory: int) -> Callable[[Tensor],
 
 
 def _spare_memory() -> int:
-    """Bytes that may be taken without asking."""
+    """Return bytes that may be taken without asking."""
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
@@ -139,7 +139,7 @@ def _spare_memory() -> int:
 def usage_of(
     model: Any, run: str | Path | None = None, memory: int | None = None, progress: Progress | None = None
 ) -> Usage:
-    """The usage of a model's states: read from its run's folder if it is there, else found and written there."""
+    """Return the usage of a model's states: read from its run's folder if it is there, else found and written there."""
     key = fingerprint(run, model.rule) if run is not None else None
     if run is not None and key is not None:
         known = read_usage(Path(run) / CACHE_NAME, key)
@@ -152,7 +152,7 @@ def usage_of(
 
 
 def fingerprint(run: str | Path, rule: str) -> str | None:
-    """A checksum of everything the usage depends on; None where a file cannot be read."""
+    """Return a checksum of everything the usage depends on; None where a file cannot be read."""
     digest = hashlib.blake2b(rule.encode(), digest_size=16)
     try:
         for name in _KEYED_BY:
@@ -168,7 +168,7 @@ def fingerprint(run: str | Path, rule: str) -> str | None:
 
 
 def read_usage(path: Path, key: str) -> Usage | None:
-    """What `write_usage` wrote for the same model; None if it is of another, damaged or not there."""
+    """Return what `write_usage` wrote for the same model; None if it is of another, damaged or not there."""
     try:
         with safe_open(path, framework="pt") as file:
             content = file.metadata() or {}
@@ -180,7 +180,7 @@ def read_usage(path: Path, key: str) -> Usage | None:
 
 
 def write_usage(path: Path, usage: Usage, key: str) -> None:
-    """Nothing; afterwards `path` holds the usage, whole, or the folder cannot be written and all is as before."""
+    """Write the usage to `path` atomically; do nothing if the folder is read-only."""
     content = {"model": key, "rounds": str(usage.rounds), "change": repr(usage.change)}
     try:
         write_atomically(path, save({"share": usage.share.cpu().contiguous()}, content))

@@ -47,7 +47,7 @@ class View:
 
 
 def verify(model: Any, num_texts: int = 3, seed: int = 0, progress: Callable[[str], None] | None = None) -> list[Check]:
-    """Every check on texts drawn from the model itself; all are to pass."""
+    """Return every check on texts drawn from the model; all should pass."""
     double = View(model, model.distributions.double())
     texts = _texts(model, num_texts, seed)
     single = model.distributions.dtype != torch.float64
@@ -77,7 +77,7 @@ def verify(model: Any, num_texts: int = 3, seed: int = 0, progress: Callable[[st
 
 
 def _texts(model: Any, num_texts: int, seed: int) -> list[list[int]]:
-    """Ids of texts of two to twelve words, each with its <eos>."""
+    """Return ids of texts of two to twelve words, each with its <eos>."""
     id_of, eos = model.vocabulary.id_of, model.vocabulary.eos
     drawn = sample(model, num_texts * 8, max_tokens=12, seed=seed)
     found = [[id_of[word] for word in text.words] for text in drawn]
@@ -95,7 +95,7 @@ def _normalized(model: Any, seed: int) -> list[float]:
 
 
 def _mass(model: Any) -> list[float]:
-    """|1 - sum_z p(z_t = z)| and |1 - sum_x p(x_t = x)| after each of up to 100 steps of the chain from its start."""
+    """Return |1 - sum_z p(z_t = z)| and |1 - sum_x p(x_t = x)| after each of up to 100 steps of the chain from its start."""
     distributions = model.distributions
     alpha, found = distributions.start[None], []
     for _ in range(_MASS_STEPS if distributions.num_states <= _MASS_STATES else _MASS_STEPS // 10):
@@ -128,7 +128,7 @@ def _steps(model: Any, texts: list[list[int]]) -> list[float]:
 
 
 def _joint(distributions: HMMDistributions, ids: list[int]) -> Tensor:
-    """p(words, path) of every path, an axis of K a word."""
+    """Return p(words, path) of every path, an axis of K a word."""
     table = distributions.start_at(ids[0]) * distributions.emission_of(ids[0])
     for word, following in itertools.pairwise(ids):
         table = table[..., None] * distributions.edge(word, following) * distributions.emission_of(following)
@@ -136,7 +136,7 @@ def _joint(distributions: HMMDistributions, ids: list[int]) -> Tensor:
 
 
 def _short(distributions: HMMDistributions, texts: list[list[int]]) -> list[list[int]]:
-    """The beginnings of the texts, so short that every path can be written out."""
+    """Return the beginnings of the texts, so short that every path can be written out."""
     length = 1
     while length < 6 and distributions.states_per_block ** (length + 1) <= _MAX_PATHS:
         length += 1
@@ -175,7 +175,7 @@ def _best_path(model: Any, texts: list[list[int]]) -> list[float]:
 
 
 def _rescoring(model: Any, texts: list[list[int]], seed: int) -> list[float]:
-    """The posterior of a reduced vocabulary against scoring the text with each of its words in turn."""
+    """Return the posterior of a reduced vocabulary against scoring the text with each of its words in turn."""
     vocabulary = model.vocabulary
     random = np.random.default_rng(seed)
     found = []
@@ -195,7 +195,7 @@ def _rescoring(model: Any, texts: list[list[int]], seed: int) -> list[float]:
 
 
 def _two_word_gap(model: Any, ids: list[int]) -> list[float]:
-    """log p(first word, two words, the last) by messages from the right, and by distributions from the
+    """Return log p(first word, two words, the last) by messages from the right, and by distributions from the
     left."""
     distributions, vocabulary = model.distributions, model.vocabulary
     first, last = ids[0], ids[-1]

@@ -32,7 +32,7 @@ _LN10 = math.log(10.0)
 
 
 def write(path: str | Path, vocabulary: Vocabulary, levels: tuple[Level, ...]) -> None:
-    """Nothing; afterwards `path` holds the tables, whole or not at all, packed if it ends in .gz."""
+    """Write the tables to `path` atomically, compressed if it ends in .gz."""
     for word in (SENTENCE_START, SENTENCE_END):
         if word in vocabulary:
             raise DataError(f"the vocabulary has a word {word}, which ARPA keeps for itself; rename it in the text")
@@ -63,7 +63,7 @@ def _lines(vocabulary: Vocabulary, levels: tuple[Level, ...]) -> Iterator[str]:
 
 
 def read(path: str | Path) -> tuple[Vocabulary, tuple[Level, ...]]:
-    """The vocabulary, in the order of the file's unigrams, and the tables.
+    """Return the vocabulary, in the order of the file's unigrams, and the tables.
 
     A missing <unk> or </s> is added with probability zero. The header must agree with what follows.
     """
@@ -100,7 +100,7 @@ class _File:
         return DataError(f"{self.name}, line {line or max(1, self.number)}: {message}")
 
     def next(self, expected: str) -> str:
-        """The next line; `expected` is what the error says if there is none."""
+        """Return the next line; `expected` is what the error says if there is none."""
         if self._pushed_back is not None:
             pushed_back, self._pushed_back = self._pushed_back, None
             return pushed_back
@@ -122,7 +122,7 @@ def _shown(line: str) -> str:
 
 
 def _read_header(file: _File) -> list[int]:
-    """How many n-grams the file says it holds, by order."""
+    """Return how many n-grams the file says it holds, by order."""
     while file.next("\\data\\, as in every ARPA file") != "\\data\\":
         pass  # the format allows remarks in front
     sizes: list[int] = []
@@ -141,7 +141,7 @@ def _read_header(file: _File) -> list[int]:
 
 
 def _rows(file: _File, n: int, size: int, highest: bool) -> Iterator[tuple[float, list[str], float]]:
-    """log p, the words and the log back-off weight of each n-gram of order n, in the file's order."""
+    """Yield log p, the words and the log back-off weight of each n-gram of order n, in the file's order."""
     file.expect(f"\\{n}-grams:")
     for seen in range(size):
         line = file.next(f"{size - seen} more {n}-grams")
@@ -170,7 +170,7 @@ def _rows(file: _File, n: int, size: int, highest: bool) -> Iterator[tuple[float
 
 
 def _read_unigrams(file: _File, size: int, highest: bool) -> tuple[Vocabulary, dict[str, int], Level]:
-    """The vocabulary; the id of each of the file's words, <s> included; and the lowest level."""
+    """Return the vocabulary; the id of each of the file's words, <s> included; and the lowest level."""
     table: dict[str, tuple[float, float]] = {}
     for log_prob, (word,), log_backoff in _rows(file, 1, size, highest):
         word = EOS if word == SENTENCE_END else word
@@ -188,7 +188,7 @@ def _read_unigrams(file: _File, size: int, highest: bool) -> tuple[Vocabulary, d
 
 
 def _read_level(file: _File, below: list[Level], id_of: dict[str, int], n: int, size: int, highest: bool) -> Level:
-    """The n-grams of order n, sorted by key."""
+    """Return the n-grams of order n, sorted by key."""
     ids, log_prob, log_backoff, lines = array("q"), array("d"), array("d"), array("q")
     for p, names, b in _rows(file, n, size, highest):
         try:

@@ -29,13 +29,13 @@ class FeedForward(NeuralLanguageModel):
         self.initialize(generator)
 
     def start(self, batch_size: int) -> Tensor:
-        """order-1 times <eos>, `batch_size` times."""
+        """Return a context of order-1 times <eos> for each row of a batch."""
         return torch.full((batch_size, self.order - 1), self.vocabulary.eos, dtype=torch.int64)
 
     def hidden(
         self, tokens: Tensor, lengths: Tensor, carry: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        """h_t from the order-1 words before x_t, (B, T, D); and the last words of each row."""
+        """Return h_t from the order-1 words before x_t, (B, T, D); and the last words of each row."""
         time = tokens.shape[1]
         words = torch.cat([carry, tokens], dim=1)
         embedded = self.dropped(nn.functional.embedding(words[:, :-1], self.embedding), generator)
@@ -46,5 +46,5 @@ class FeedForward(NeuralLanguageModel):
         return hidden, words.gather(1, last)
 
     def having_said(self, words: Tensor, carry: Tensor) -> Tensor:
-        """The carry with these words as its rows' last."""
+        """Return the carry with these words as its rows' last."""
         return torch.cat([carry[:, :-1], words[:, None]], dim=1)

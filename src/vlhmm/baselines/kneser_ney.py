@@ -77,11 +77,11 @@ class KneserNey:
         return self.num_ngrams + sum(len(level.keys) for level in self.levels[:-1])
 
     def start(self, batch_size: int) -> Tensor:
-        """The sentence start, `batch_size` times."""
+        """Return the sentence start, `batch_size` times."""
         return torch.full((batch_size, self.order - 1), len(self.vocabulary), dtype=torch.int64)
 
     def score_batch(self, tokens: Tensor, lengths: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(x_t | x_<t), float64 (B, T), zero beyond `lengths`; and each row's last order-1 words."""
+        """Return log p(x_t | x_<t), float64 (B, T), zero beyond `lengths`; and each row's last order-1 words."""
         _, time = tokens.shape
         inside = np.arange(time) < lengths.cpu().numpy()[:, None]
         words = np.where(inside, tokens.cpu().numpy(), 0)
@@ -93,7 +93,7 @@ class KneserNey:
         return torch.from_numpy(np.where(inside, log_prob, 0.0)), carry
 
     def next_word_probabilities(self, carry: Tensor) -> Tensor:
-        """p(x | text so far) of every word x, float64 (B, V); O(V) for every distinct context."""
+        """Return p(x | text so far) of every word x, float64 (B, V); O(V) for every distinct context."""
         found: dict[tuple[int, ...], np.ndarray] = {}
         rows = []
         for row in carry.tolist():
@@ -104,7 +104,7 @@ class KneserNey:
         return torch.from_numpy(np.stack(rows))
 
     def _distribution(self, words: np.ndarray) -> np.ndarray:
-        """p(. | words), where an <eos> or <s> among the words begins a sentence."""
+        """Return p(. | words), where an <eos> or <s> among the words begins a sentence."""
         begins = np.flatnonzero((words == self.vocabulary.eos) | (words == len(self.vocabulary)))
         if len(begins):
             words = words[begins[-1] :].copy()
@@ -121,21 +121,21 @@ class KneserNey:
     def sample(
         self, num_tokens: int, generator: torch.Generator, *, progress: Callable[[int, int], None] = lambda _, __: None
     ) -> Text:
-        """Whole lines that the model writes, about `num_tokens` tokens with their <eos>; seconds per million."""
+        """Return whole lines that the model writes, about `num_tokens` tokens with their <eos>; seconds per million."""
         return sample_text(self.levels, self.vocabulary.eos, num_tokens, generator, progress)
 
     def write_arpa(self, path: str | Path) -> None:
-        """Nothing; afterwards `path` holds the model in ARPA format, packed if it ends in .gz."""
+        """Write the model to `path` in ARPA format, compressed if it ends in .gz."""
         arpa.write(path, self.vocabulary, self.levels)
 
     @classmethod
     def read_arpa(cls, path: str | Path) -> "KneserNey":
-        """The model in an ARPA file, plain or gzip; ids in the order of the file's unigrams."""
+        """Return the model in an ARPA file, plain or gzip; ids in the order of the file's unigrams."""
         return cls(*arpa.read(path))
 
 
 def estimate(text: Text, vocabulary: Vocabulary, order: int = 5) -> KneserNey:
-    """The interpolated modified Kneser-Ney model of N tokens, in O(order N log N): half a second for PTB."""
+    """Return the interpolated modified Kneser-Ney model of N tokens, in O(order N log N): half a second for PTB."""
     if order < 1:
         raise ConfigError(f"n-gram order is {order}, expected at least 1")
     if not text.num_tokens:
@@ -182,7 +182,7 @@ class _Ngrams:
 
 
 def _count(text: Text, vocab_size: int, order: int) -> list[_Ngrams]:
-    """The n-grams of orders 1 to `order` of the sentences, with one <s> in front of each; none spans two."""
+    """Return the n-grams of orders 1 to `order` of the sentences, with one <s> in front of each; none spans two."""
     width = vocab_size + 1
     lengths = np.diff(text.offsets)
     words = np.insert(text.tokens.astype(np.int64), text.offsets[:-1], vocab_size)
@@ -206,7 +206,7 @@ def _count(text: Text, vocab_size: int, order: int) -> list[_Ngrams]:
 
 
 def _adjusted(counts: list[_Ngrams], n: int) -> np.ndarray:
-    """a(.) of the n-grams at `counts[n]`."""
+    """Return a(.) of the n-grams at `counts[n]`."""
     ngrams = counts[n]
     if n == len(counts) - 1:
         return ngrams.count.copy()
@@ -226,7 +226,7 @@ def _discounts(adjusted: np.ndarray) -> tuple[float, float, float]:
 
 
 def save(model: KneserNey, folder: str | Path) -> None:
-    """Nothing; afterwards `folder` is a run folder of kind kn, its tables exact to the last bit."""
+    """Write the model to a run folder, exactly."""
     tensors = {
         f"{n}.{name}": torch.from_numpy(array)
         for n, level in enumerate(model.levels, start=1)
@@ -240,7 +240,7 @@ def save(model: KneserNey, folder: str | Path) -> None:
 
 
 def load(folder: str | Path) -> KneserNey:
-    """The model in a run folder of kind kn."""
+    """Return the model in a run folder of kind kn."""
     run = read_run(folder)
     path = Path(folder) / "model.safetensors"
     tensors, _ = read_tensors(path)
@@ -267,7 +267,7 @@ def load(folder: str | Path) -> KneserNey:
 
 
 def _check_level(path: Path, n: int, level: Level, below: Level | None, width: int) -> None:
-    """A CheckpointError unless a table is one that `estimate` or `read_arpa` may have made."""
+    """Raise a CheckpointError unless `estimate` or `read_arpa` could have made the tables."""
 
     def damaged(why: str) -> CheckpointError:
         return CheckpointError(f"{path} is damaged: its {n}-grams {why}; restore it or make it again")

@@ -36,14 +36,14 @@ class LSTM(NeuralLanguageModel):
         self.initialize(generator)
 
     def start(self, batch_size: int) -> LSTMCarry:
-        """An <eos> about to be read in the zero state, `batch_size` times."""
+        """Return an <eos> about to be read in the zero state, `batch_size` times."""
         zero = self.embedding.new_zeros(len(self.layers), batch_size, self.embedding.shape[1])
         return LSTMCarry(torch.full((batch_size,), self.vocabulary.eos), zero, zero.clone())
 
     def hidden(
         self, tokens: Tensor, lengths: Tensor, carry: LSTMCarry, generator: torch.Generator | None
     ) -> tuple[Tensor, LSTMCarry]:
-        """The top layer's output after x_{t-1}, (B, T, D); and the carry, cut off from the gradient."""
+        """Return the top layer's output after x_{t-1}, (B, T, D); and the carry, cut off from the gradient."""
         words = torch.cat([carry.last[:, None], tokens], dim=1)
         activations = self.dropped(nn.functional.embedding(words[:, :-1], self.embedding), generator)
         output, cell = [], []
@@ -56,14 +56,14 @@ class LSTM(NeuralLanguageModel):
         return activations, LSTMCarry(last, torch.stack(output).detach(), torch.stack(cell).detach())
 
     def having_said(self, words: Tensor, carry: LSTMCarry) -> LSTMCarry:
-        """The carry with these words as its rows' last."""
+        """Return the carry with these words as its rows' last."""
         return carry._replace(last=words)
 
 
 def _run(
     layer: nn.LSTM, inputs: Tensor, lengths: Tensor, output: Tensor, cell: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """A layer's outputs (B, T, D), and its state (B, D) twice, after each row's own length."""
+    """Return a layer's outputs (B, T, D), and its state (B, D) twice, after each row's own length."""
     time = inputs.shape[1]
     if (lengths == time).all():  # the fast way, three times as fast as packed
         outputs, (after, cell_after) = layer(inputs, (output[None], cell[None]))

@@ -35,27 +35,27 @@ class NeuralLanguageModel(nn.Module, ABC):
 
     @abstractmethod
     def start(self, batch_size: int) -> Any:
-        """The carry before the first token: a context of <eos>, as after a line."""
+        """Return the carry before the first token: a context of <eos>, as after a line."""
 
     @abstractmethod
     def hidden(self, tokens: Tensor, lengths: Tensor, carry: Any, generator: torch.Generator | None) -> tuple:
-        """h_t for tokens[:, t], (B, T, D), garbage beyond `lengths`; and the carry after each row."""
+        """Return h_t for tokens[:, t], (B, T, D), garbage beyond `lengths`; and the carry after each row."""
 
     @abstractmethod
     def having_said(self, words: Tensor, carry: Any) -> Any:
-        """The carry with these words (B,) as its rows' last."""
+        """Return the carry with these words (B,) as its rows' last."""
 
     def loss(
         self, tokens: Tensor, lengths: Tensor, carry: Any, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Any]:
-        """The mean of -log p(x_t | x_<t), under dropout if there is a generator; and the carry."""
+        """Return the mean of -log p(x_t | x_<t), under dropout if there is a generator; and the carry."""
         hidden, carry = self.hidden(tokens, lengths, carry, generator)
         inside = _inside(tokens, lengths)
         return cross_entropy(hidden[inside], self.embedding, self.bias, tokens[inside]), carry
 
     @torch.no_grad()
     def score_batch(self, tokens: Tensor, lengths: Tensor, carry: Any) -> tuple[Tensor, Any]:
-        """log p(x_t | x_<t), float64 (B, T), zero beyond `lengths`; and the carry after each row."""
+        """Return log p(x_t | x_<t), float64 (B, T), zero beyond `lengths`; and the carry after each row."""
         log_prob = torch.zeros(tokens.shape, dtype=torch.float64)
         inside = _inside(tokens, lengths)
         if not inside.any():
@@ -72,7 +72,7 @@ class NeuralLanguageModel(nn.Module, ABC):
 
     @torch.no_grad()
     def vectors_after(self, tokens: Tensor) -> Tensor:
-        """h after each token of rows that begin a text, (B, T, D): what the word that follows is predicted from."""
+        """Return h after each token of rows that begin a text, (B, T, D), from which the next word is predicted."""
         anything = tokens.new_zeros(len(tokens), 1)  # h_t does not see the word it predicts
         longer = torch.cat([tokens, anything], dim=1)
         lengths = torch.full((len(longer),), longer.shape[1])
@@ -80,7 +80,7 @@ class NeuralLanguageModel(nn.Module, ABC):
 
     @torch.no_grad()
     def next_word_probabilities(self, carry: Any) -> Tensor:
-        """p(x | text so far) of every word x, float64 (B, V)."""
+        """Return p(x | text so far) of every word x, float64 (B, V)."""
         batch = carry[0].shape[0] if isinstance(carry, tuple) else len(carry)
         anything = torch.zeros(batch, 1, dtype=torch.int64)  # h_t does not see the word it predicts
         hidden, _ = self.hidden(anything, torch.ones(batch, dtype=torch.int64), carry, None)
@@ -95,7 +95,7 @@ class NeuralLanguageModel(nn.Module, ABC):
         num_streams: int = 512,
         progress: Callable[[int, int], None] | None = None,
     ) -> Text:
-        """About `num_tokens` tokens of whole lines, drawn in parallel streams that run on over line ends."""
+        """Return about `num_tokens` tokens of whole lines, drawn in parallel streams that run on over line ends."""
         length, carry = -(-num_tokens // num_streams), self.start(num_streams)
         drawn = torch.empty(num_streams, length, dtype=torch.int64)
         one, anything = torch.ones(num_streams, dtype=torch.int64), torch.zeros(num_streams, 1, dtype=torch.int64)
@@ -114,7 +114,7 @@ class NeuralLanguageModel(nn.Module, ABC):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Nothing; afterwards every matrix is uniform within 1 / sqrt(its columns), every bias zero."""
+        """Draw every matrix uniformly within 1 / sqrt(number of columns), and set every bias to zero."""
         with torch.no_grad():
             for parameter in self.parameters():
                 if parameter.ndim > 1:
@@ -124,7 +124,7 @@ class NeuralLanguageModel(nn.Module, ABC):
                     parameter.zero_()
 
     def dropped(self, activations: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The activations, each zeroed with probability `dropout`, else scaled up; all, if no generator."""
+        """Return the activations, each zeroed with probability `dropout`, else scaled up; all, if no generator."""
         if generator is None or self.dropout == 0:
             return activations
         masked = activations[:, :1] if self.drops_segments else activations
@@ -133,7 +133,7 @@ class NeuralLanguageModel(nn.Module, ABC):
 
 
 def whole_lines(streams: np.ndarray, vocabulary: Vocabulary) -> Text:
-    """The lines of each stream up to its last <eos>, one stream after another."""
+    """Return the lines of each stream up to its last <eos>, one stream after another."""
     ends = [np.flatnonzero(stream == vocabulary.eos) for stream in streams]
     parts = [stream[: end[-1] + 1] for stream, end in zip(streams, ends, strict=True) if len(end)]
     tokens = np.concatenate([*parts, np.zeros(0, np.int64)]).astype(np.int32)

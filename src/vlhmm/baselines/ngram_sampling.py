@@ -48,7 +48,7 @@ class NgramSampler:
         return len(self.keys)
 
     def start(self, rows: int) -> np.ndarray:
-        """Contexts of `rows` lines that begin, (order, rows): by length, the index of their last words or -1."""
+        """Return contexts of `rows` lines that begin, (order, rows): by length, the index of their last words or -1."""
         contexts = np.full((self.order, rows), -1, dtype=np.int64)
         contexts[0] = 0
         if self.order > 1:
@@ -56,7 +56,7 @@ class NgramSampler:
         return contexts
 
     def draw(self, contexts: np.ndarray, generator: torch.Generator) -> np.ndarray:
-        """A next word for each column of contexts."""
+        """Return a next word for each column of contexts."""
         words = np.full(contexts.shape[1], -1, dtype=np.int64)
         for length in range(self.order - 1, -1, -1):
             rows = np.flatnonzero((words < 0) & (contexts[length] >= 0))
@@ -72,7 +72,7 @@ class NgramSampler:
         return words
 
     def advance(self, contexts: np.ndarray, words: np.ndarray) -> np.ndarray:
-        """The contexts after these words."""
+        """Return the contexts after these words."""
         longer = np.full_like(contexts, -1)
         longer[0] = 0
         if self.order > 1:
@@ -91,7 +91,7 @@ def sample_text(
     generator: torch.Generator,
     progress: Callable[[int, int], None] = lambda _, __: None,
 ) -> Text:
-    """Whole lines of about `num_tokens` tokens in all, their <eos> included. Seconds per million tokens.
+    """Return whole lines of about `num_tokens` tokens in all, their <eos> included. Seconds per million tokens.
 
     Lines are finished in the order in which they began, so that short ones are not preferred.
     """

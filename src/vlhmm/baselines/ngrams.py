@@ -20,7 +20,7 @@ class Level(NamedTuple):
 
 
 def find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The index of each wanted key in the sorted `keys`, -1 where it is not there."""
+    """Return the index of each wanted key in the sorted `keys`, -1 where it is not there."""
     if not len(keys):
         return np.full(wanted.shape, -1, dtype=np.int64)
     index = np.searchsorted(keys, wanted)
@@ -29,7 +29,7 @@ def find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def look_up(levels: tuple[Level, ...], words: np.ndarray, eos: int) -> np.ndarray:
-    """log p(words[:, t] | words[:, :t]), (B, T), contexts cut to order-1 words; in O(order log n) a token.
+    """Return log p(words[:, t] | words[:, :t]), (B, T), contexts cut to order-1 words; in O(order log n) a token.
 
     An <eos> among the words is scored as such, and is the sentence start to the words that follow it.
     """
@@ -50,7 +50,7 @@ def look_up(levels: tuple[Level, ...], words: np.ndarray, eos: int) -> np.ndarra
 
 
 def distribution(levels: tuple[Level, ...], context: np.ndarray) -> np.ndarray:
-    """p(. | context), (V,), for one context of order-1 words at most, <s> being V; in O(V + order log n)."""
+    """Return p(. | context), (V,), for one context of order-1 words at most, <s> being V; in O(V + order log n)."""
     width = len(levels[0].keys)
     prob = np.exp(levels[0].log_prob[: width - 1])
     for length in range(1, min(len(levels) - 1, len(context)) + 1):
@@ -65,7 +65,7 @@ def distribution(levels: tuple[Level, ...], context: np.ndarray) -> np.ndarray:
 
 
 def index_of(levels: tuple[Level, ...], words: np.ndarray) -> int:
-    """The index of one n-gram in its level, -1 if it is not there."""
+    """Return the index of one n-gram in its level, -1 if it is not there."""
     width = len(levels[0].keys)
     index = int(words[0])
     for level, word in zip(levels[1:], words[1:], strict=False):

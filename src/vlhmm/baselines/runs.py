@@ -37,7 +37,7 @@ class Run(NamedTuple):
 
 
 def write_run(folder: str | Path, run: Run) -> None:
-    """Nothing; afterwards `folder` holds config.json and vocabulary.txt."""
+    """Write config.json and vocabulary.txt to `folder`."""
     folder = Path(folder)
     config = {"format_version": FORMAT_VERSION, "kind": run.kind, "settings": run.settings}
     write_listed(folder, "vocabulary.txt", "".join(f"{word}\n" for word in run.vocabulary.words).encode())
@@ -45,7 +45,7 @@ def write_run(folder: str | Path, run: Run) -> None:
 
 
 def read_run(folder: str | Path) -> Run:
-    """What stands in config.json and vocabulary.txt."""
+    """Return what stands in config.json and vocabulary.txt."""
     folder = Path(folder)
     path = folder / "config.json"
     config = read_object(folder, "config.json")
@@ -65,7 +65,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 def write_tensors(path: str | Path, tensors: dict[str, Tensor], about: dict[str, Any] | None = None) -> None:
-    """Nothing; afterwards `path` holds the tensors, and `about` as JSON in the file's header."""
+    """Write the tensors to `path`, and `about` as JSON in the file's header."""
     metadata = None if about is None else {"about": json.dumps(about)}
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     path = Path(path)
@@ -74,7 +74,7 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], about: dict[str,
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a file, and what its header says about them."""
+    """Return the tensors of a file, and what its header says about them."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("about", "{}"))

@@ -17,7 +17,7 @@ _CHUNK = 256  # tokens; measured at V = 10,000 and 33,278: 64 and 512 are slower
 
 
 def target_log_prob(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """log softmax(W h + b)[x], (N,), for hidden (N, D), weight (V, D) and targets (N,); without gradient."""
+    """Return log softmax(W h + b)[x], (N,), for hidden (N, D), weight (V, D) and targets (N,); without gradient."""
     with torch.no_grad():
         found = hidden.new_empty(len(targets))
         for rows, log_prob in log_probs(hidden, weight, bias):
@@ -26,12 +26,12 @@ def target_log_prob(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tenso
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """The mean of -log softmax(W h + b)[x] over N > 0 tokens, with its gradient."""
+    """Return the mean of -log softmax(W h + b)[x] over N > 0 tokens, with its gradient."""
     return _CrossEntropy.apply(hidden, weight, bias, targets)
 
 
 def log_probs(hidden: Tensor, weight: Tensor, bias: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """log softmax(W h + b), (chunk, V), for one slice of rows after another, in one piece of memory."""
+    """Yield log softmax(W h + b), (chunk, V), for one slice of rows after another, in one piece of memory."""
     for rows, logits in _logits(hidden, weight, bias):
         yield rows, torch.log_softmax(logits, dim=1, out=logits)
 
@@ -45,7 +45,7 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Iterator[tuple[slic
 
 
 def draw(hidden: Tensor, weight: Tensor, bias: Tensor, uniform: Tensor) -> Tensor:
-    """Words ~ softmax(W h + b), (N, n), by inversion of uniform numbers (N, n); without gradient."""
+    """Return words ~ softmax(W h + b), (N, n), by inversion of uniform numbers (N, n); without gradient."""
     with torch.no_grad():
         found = torch.empty(uniform.shape, dtype=torch.int64)
         for rows, logits in _logits(hidden, weight, bias):
@@ -55,7 +55,7 @@ def draw(hidden: Tensor, weight: Tensor, bias: Tensor, uniform: Tensor) -> Tenso
 
 
 def invert(cumulative: Tensor, uniform: Tensor) -> Tensor:
-    """The first entry of each row whose share of the cumulative sum exceeds a uniform number, (N, n)."""
+    """Return the first entry of each row whose share of the cumulative sum exceeds a uniform number, (N, n)."""
     found = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
     return found.clamp(max=cumulative.shape[1] - 1)
 

@@ -145,7 +145,7 @@ class BaselineConfig:
 
 
 def default_config(kind: str) -> BaselineConfig:
-    """The paper's settings for kind ff or lstm."""
+    """Return the paper's settings for kind ff or lstm."""
     if kind == "lstm":
         return BaselineConfig()
     if kind == "ff":
@@ -166,7 +166,7 @@ class TrainingResult:
 
 
 def build_model(kind: str, vocabulary: Vocabulary, config: BaselineConfig) -> NeuralLanguageModel:
-    """An untrained model, its weights drawn with config.seed."""
+    """Return an untrained model, its weights drawn with config.seed."""
     generator = torch.Generator().manual_seed(config.seed)
     if kind == "ff":
         if config.dropout_mask != "token":
@@ -179,7 +179,7 @@ def build_model(kind: str, vocabulary: Vocabulary, config: BaselineConfig) -> Ne
 
 
 def load_baseline(run_dir: str | Path) -> LanguageModel:
-    """The (best) model in a baseline's run folder, of whichever kind."""
+    """Return the (best) model in a baseline's run folder, of whichever kind."""
     run = read_run(run_dir)
     if run.kind == "kn":
         return kneser_ney.load(run_dir)
@@ -209,7 +209,7 @@ def train_baseline(
     progress: Progress | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> TrainingResult:
-    """The model of kind ff or lstm that is best on corpus.valid; `out_dir`, if any, becomes its run folder.
+    """Return the model of kind ff or lstm that is best on corpus.valid; `out_dir`, if any, becomes its run folder.
 
     Called again with the same folder, training goes on where it stopped; more epochs may then be asked for,
     but nothing else may change. `time_limit` is in seconds, for this call. `progress` gets what goes to
@@ -266,7 +266,7 @@ class _Trainer:
             self._open_folder(kind, folder)
 
     def run(self, time_limit: float, should_stop: Callable[[], bool]) -> TrainingResult:
-        """The result, after the last epoch or at the time limit."""
+        """Return the result, after the last epoch or at the time limit."""
         if self._is_done():
             return self._result()
         began = saved = shown = time.monotonic()
@@ -313,7 +313,7 @@ class _Trainer:
         }
 
     def _batches(self) -> list[Batch]:
-        """This epoch's batches: streams, always the same; or sentences, in an order drawn for the epoch."""
+        """Return the epoch's batches: fixed streams, or sentences in an order drawn for the epoch."""
         epoch, batches = self._batches_of
         config = self.config
         if config.context == "carry" and not batches:
@@ -326,7 +326,7 @@ class _Trainer:
         return batches
 
     def _step(self) -> bool:
-        """Whether a check is due, after one batch's step along the gradient."""
+        """Return whether a check is due, after one batch's step along the gradient."""
         began = time.monotonic()
         at, batches = self.position, self._batches()
         batch = batches[at.batch]
@@ -360,7 +360,7 @@ class _Trainer:
         return check_due
 
     def _check(self) -> None:
-        """Nothing; afterwards the best weights are kept, and the rate is divided if that is long ago."""
+        """Keep the weights if they are the best so far; divide the rate after several checks without improvement."""
         at = self.position
         valid_perplexity = self._validate()
         is_best = valid_perplexity < at.best
@@ -392,7 +392,7 @@ class _Trainer:
         return TrainingResult(self.model, best, self._epochs(), at.step, at.seconds, self._is_done())
 
     def _record(self, event: str, **fields: Any) -> None:
-        """Nothing; afterwards the event is in the journal and known to whoever follows the progress."""
+        """Write the event to the journal and pass it to the progress callback."""
         line = {"event": event, "time": round(time.time(), 1), **fields}
         if self.folder is not None:
             append_line(self.folder / "journal.jsonl", to_json(line))
@@ -402,7 +402,7 @@ class _Trainer:
     # The run folder
 
     def _open_folder(self, kind: str, folder: Path) -> None:
-        """Nothing; afterwards the folder is this run's, and the trainer stands where its checkpoint does."""
+        """Claim the run folder and restore the latest checkpoint, if any."""
         run = Run(kind, to_dict(self.config), self.corpus.vocabulary)
         self.digest = digest(self.corpus)
         if (folder / "config.json").exists():
@@ -415,7 +415,7 @@ class _Trainer:
         write_run(folder, run)
 
     def _save(self) -> None:
-        """Nothing; afterwards the checkpoint has all it takes to go on: one file, hence whole."""
+        """Write a checkpoint: one file, replaced atomically, with everything needed to resume."""
         if self.folder is None:
             return
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
@@ -432,7 +432,7 @@ class _Trainer:
         write_tensors(self.folder / "checkpoint" / "state.safetensors", tensors, about)
 
     def _check_carry(self, carry: list[Tensor], start: tuple[Tensor, ...]) -> None:
-        """A TypeError unless tensors are a carry of this model: the same for every row of a batch."""
+        """Raise a TypeError unless the tensors are a carry of this model."""
         batch = self._batches()[self.position.batch] if self.position.batch < len(self._batches()) else None
         rows = None if batch is None or not batch.continues else len(batch.lengths)
         two = self.model.start(2)
@@ -483,7 +483,7 @@ class _Trainer:
 
 
 def _position(path: Path, about: dict[str, Any]) -> _Position:
-    """The position a checkpoint's header describes, every field of its type and range."""
+    """Return the position a checkpoint's header describes, every field of its type and range."""
     fields = {field.name for field in dataclasses.fields(_Position)}
     check_keys(path, about, fields)
     whole = ("epoch", "batch", "step", "waited", "tokens")
@@ -495,7 +495,7 @@ def _position(path: Path, about: dict[str, Any]) -> _Position:
 
 
 def _put(model: NeuralLanguageModel, tensors: dict[str, Tensor], path: Path) -> None:
-    """Nothing; afterwards the model has these weights."""
+    """Copy the weights into the model."""
     check_tensors(path, tensors, model.state_dict(), "config.json and vocabulary.txt")
     model.load_state_dict(tensors)
 
@@ -505,7 +505,7 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_same_run(folder: Path, old: Run, new: Run) -> None:
-    """Nothing; a folder with another run in it is refused. Epochs make another run only under the cosine."""
+    """Refuse a folder that holds a run with other settings. Epochs may differ, except under the cosine schedule."""
     if old.kind != new.kind:
         raise ConfigError(f"{folder} holds a run of kind {old.kind}, got {new.kind}; choose another folder")
     settings = to_dict(from_dict(BaselineConfig, old.settings))  # an older run lacks newer settings: their defaults
@@ -518,6 +518,6 @@ def _check_same_run(folder: Path, old: Run, new: Run) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Nothing; afterwards the file ends in that line."""
+    """Append a line to the file."""
     with open(path, "a", encoding="utf-8") as file:
         file.write(line + "\n")

@@ -70,7 +70,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when every sentence has its states."""
+    """Decode every sentence; return 0."""
     from vlhmm.data.text import read_lines
     from vlhmm.errors import ConfigError
     from vlhmm.queries.prefix import begin
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sentence(model: Any, words: list[str], args: argparse.Namespace, before: Prefix | None) -> list[dict[str, Any]]:
-    """The decodings of one sentence, best first: words, states, blocks, probabilities, log_prob, eos_state, top."""
+    """Return the decodings of one sentence, best first: words, states, blocks, probabilities, log_prob, eos_state, top."""
     from vlhmm.queries.decode import decode, posteriors
 
     memory = memory_of(args)

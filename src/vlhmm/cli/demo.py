@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(rows: list[dict[str, Any]], corpus: Any) -> list[str]:
-    """Perplexities as aligned text."""
+    """Return perplexities as aligned text."""
     tokens = f"{corpus.valid.num_tokens:,} and {corpus.test.num_tokens:,} tokens, every line by itself"
     lines = [f"perplexity on State of the Union ({tokens}; lower is better)"]
     lines.append(f"  {'model':<24}{'parameters':>14}{'valid':>10}{'test':>10}")
@@ -147,7 +147,7 @@ def table(rows: list[dict[str, Any]], corpus: Any) -> list[str]:
 
 
 def comparison(rows: list[dict[str, Any]], weight: float) -> list[str]:
-    """What the table says, in a sentence or two."""
+    """Return what the table says, in a sentence or two."""
     mixture, *others = rows
     best = min(row["test"] for row in others)
     lines = [
@@ -161,7 +161,7 @@ def comparison(rows: list[dict[str, Any]], weight: float) -> list[str]:
 
 
 def shown(model: Any, seed: int) -> list[str]:
-    """What the model answers: samples, a gap, a word given both sides, states."""
+    """Return what the model answers: samples, a gap, a word given both sides, states."""
     lines = ["two exact samples"]
     lines += [f"  {sample.text}" for sample in model.sample(2, max_tokens=40, seed=seed + 1)]
     lines += ["", f"exact fills of  {GAP}"]

@@ -78,7 +78,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when the report is printed; 130 after an interrupt: the same command goes on."""
+    """Draw samples, train and report; return 0, or 130 after an interrupt."""
     from vlhmm.errors import ConfigError
     from vlhmm.training.presets import preset
 
@@ -184,7 +184,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def configured(args: argparse.Namespace, train_tokens: int) -> Any:
-    """The preset with the options of the command line; as many epochs as give that number of E-steps."""
+    """Return the preset with the options of the command line; as many epochs as give that number of E-steps."""
     from vlhmm.config import override
     from vlhmm.training.plan import steps_per_epoch_of
     from vlhmm.training.presets import DISTILL_ITERATIONS, preset
@@ -200,7 +200,7 @@ def configured(args: argparse.Namespace, train_tokens: int) -> Any:
 
 
 def progress_of(quiet: bool, title: str, unit: str) -> Any:
-    """A bar with its rate and the time left on a terminal, a line now and then elsewhere."""
+    """Yield a bar with its rate and the time left on a terminal, a line now and then elsewhere."""
     import sys
     import time
     from contextlib import contextmanager
@@ -230,7 +230,7 @@ def progress_of(quiet: bool, title: str, unit: str) -> Any:
 
 
 def described(record: dict[str, Any]) -> list[str]:
-    """The report for people."""
+    """Return the report for people."""
     rows = [
         (f"HMM, {record['num_states']:,} states", record["hmm_nats"]),
         ("Kneser-Ney 5-gram", record["kn_nats"]),

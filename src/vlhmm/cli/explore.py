@@ -35,7 +35,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when the page was written, or the server has stopped."""
+    """Write the page or run the server; return 0."""
     if args.export:
         from vlhmm.errors import ConfigError
 

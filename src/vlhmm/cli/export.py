@@ -43,7 +43,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when the file is written."""
+    """Write the matrices; return 0."""
     from vlhmm.analysis.export import export, export_bytes
     from vlhmm.data.user_text import gibibytes
 

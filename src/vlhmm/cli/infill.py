@@ -64,7 +64,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when every text is filled."""
+    """Fill every text; return 0."""
     from vlhmm.lattice.template import MASK
     from vlhmm.queries.infill import prepare
 

@@ -49,7 +49,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when the question is answered."""
+    """Inspect the model, a state, a word or a block; return 0."""
     from vlhmm.errors import QueryError
 
     subject = asked_for(args)
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def asked_for(args: argparse.Namespace) -> Any:
-    """The subject: a number for states and blocks, a word, or nothing."""
+    """Return the subject: a number for states and blocks, a word, or nothing."""
     from vlhmm.errors import QueryError
 
     if args.kind is None:
@@ -99,7 +99,7 @@ def asked_for(args: argparse.Namespace) -> Any:
 
 
 def check_subject(model: Any, kind: str | None, subject: Any, top: int, inspection: Any) -> None:
-    """A QueryError where there is no such state, word or block."""
+    """Raise a QueryError if there is no such state, word or block."""
     inspection.check_top(top)
     if kind == "state":
         inspection.check_state(model.distributions.blocks, subject)
@@ -110,7 +110,7 @@ def check_subject(model: Any, kind: str | None, subject: Any, top: int, inspecti
 
 
 def made_with(run_folder: str) -> dict[str, Any]:
-    """How the model was made, and its number of parameters."""
+    """Return how the model was made, and its number of parameters."""
     from safetensors import safe_open
 
     from vlhmm.training.run_folder import RunFolder
@@ -124,7 +124,7 @@ def made_with(run_folder: str) -> dict[str, Any]:
 
 
 def plain(view: Any) -> dict[str, Any]:
-    """A view as JSON values: named tuples become objects."""
+    """Return a view as JSON values: named tuples become objects."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, list):
@@ -136,7 +136,7 @@ def plain(view: Any) -> dict[str, Any]:
 
 @contextmanager
 def usage_progress(quiet: bool) -> Iterator[Callable[[int, float], None] | None]:
-    """A bar on a terminal, a line elsewhere, and neither where the usage is known already."""
+    """Show a bar on a terminal, a line elsewhere, and nothing if the usage is stored already."""
     if quiet:
         yield None
         return
@@ -164,7 +164,7 @@ def usage_progress(quiet: bool) -> Iterator[Callable[[int, float], None] | None]
 
 
 def summary_text(v: dict[str, Any]) -> str:
-    """The whole model."""
+    """Return the whole model."""
     blocks = ""
     if v["num_blocks"]:
         even = v["num_blocks"] * v["states_per_block"] == v["num_states"]
@@ -183,7 +183,7 @@ def summary_text(v: dict[str, Any]) -> str:
 
 
 def state_text(v: dict[str, Any]) -> str:
-    """A state."""
+    """Return a state."""
     where = f", slot {v['slot']} of block {v['block']}" if v["block"] is not None else ""
     of_block = f", {v['share_of_block']:.1%} of its block" if v["share_of_block"] is not None else ""
     lines = [
@@ -197,7 +197,7 @@ def state_text(v: dict[str, Any]) -> str:
 
 
 def word_text(v: dict[str, Any]) -> str:
-    """A word."""
+    """Return a word."""
     block = f" of block {v['block']}" if v["block"] is not None else ""
     lines = [
         f"{v['word']}  {v['frequency']:.3g} of all tokens (rank {v['frequency_rank']:,}){unsettled(v)}",
@@ -214,7 +214,7 @@ def word_text(v: dict[str, Any]) -> str:
 
 
 def block_text(v: dict[str, Any]) -> str:
-    """A block."""
+    """Return a block."""
     lines = [
         f"block {v['block']}  {v['num_words']:,} words, {v['num_states']:,} states, "
         f"as if {v['used_states']:,.1f} of them were used equally",
@@ -228,7 +228,7 @@ def block_text(v: dict[str, Any]) -> str:
 
 
 def around(v: dict[str, Any], kind: str) -> list[str]:
-    """What comes before and after a state or block."""
+    """Return what comes before and after a state or block."""
     lines = []
     for side, title in (("previous", "before"), ("next", "after")):
         lines.append(f"{title} it: entropy of the {side} {kind} {spread(v[f'{side}_entropy'])}")
@@ -238,7 +238,7 @@ def around(v: dict[str, Any], kind: str) -> list[str]:
 
 
 def listed(title: str, entries: Sequence[dict[str, Any]]) -> list[str]:
-    """A titled list; words side by side, states and blocks a line each."""
+    """Return a titled list; words side by side, states and blocks a line each."""
     if not entries:
         return []
     if "word" in entries[0]:
@@ -249,12 +249,12 @@ def listed(title: str, entries: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def spread(entropy: float) -> str:
-    """An entropy, and how many equally likely things have it."""
+    """Return an entropy, and how many equally likely things have it."""
     return f"{entropy:.2f} nats (as {math.exp(entropy):,.1f} equally likely)"
 
 
 def unsettled(v: dict[str, Any]) -> str:
-    """A warning where the usage is not yet stationary."""
+    """Return a warning where the usage is not yet stationary."""
     from vlhmm.analysis.stationary import TOLERANCE
 
     if v["usage_change"] < TOLERANCE:

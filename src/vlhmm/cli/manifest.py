@@ -40,7 +40,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when the files match, or are recorded; 2 when one is damaged or there is no manifest."""
+    """Check or update the manifest; return 0, or 2 if a file is damaged or there is no manifest."""
     from vlhmm.data.atomic_io import claimed
     from vlhmm.data.manifest import MANIFEST, MODEL_FILES, accept_files, check_manifest, read_manifest, remove_listed
 

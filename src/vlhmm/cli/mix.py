@@ -58,7 +58,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when the mixture is saved."""
+    """Fit and save the mixture; return 0."""
     from pathlib import Path
 
     from vlhmm.errors import ConfigError
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def weights_of(text: str) -> list[float]:
-    """Numbers from 0.5,0.5."""
+    """Return numbers from 0.5,0.5."""
     from vlhmm.errors import ConfigError
 
     try:
@@ -93,7 +93,7 @@ def weights_of(text: str) -> list[float]:
 
 
 def is_corpus(name: str) -> bool:
-    """Whether a name stands for a corpus, without a split, and not for a file."""
+    """Return whether a name stands for a corpus, without a split, and not for a file."""
     import os
 
     from vlhmm.data import CORPORA
@@ -109,7 +109,7 @@ class Part:
 
 
 def opened(runs: list[str], memory: int | None, device: str, out: Any) -> list[Part]:
-    """The models of the runs; those of a mixture one by one."""
+    """Return the models of the runs; those of a mixture one by one."""
     from pathlib import Path
 
     import vlhmm
@@ -135,7 +135,7 @@ def opened(runs: list[str], memory: int | None, device: str, out: Any) -> list[P
 
 
 def common_rule(parts: list[Part], log: Any) -> Any:
-    """The models' context rule; reset, and a note, where they differ. An n-gram model has none of its own."""
+    """Return the models' context rule; if they differ, reset, with a message. An n-gram model has no rule of its own."""
     rules = {part.model.rule for part in parts if not hasattr(part.model, "levels")}
     if len(rules) > 1:
         log("the models were trained under different context rules; the mixture restarts at every line (--context)")
@@ -177,7 +177,7 @@ def mix_runs(
 
 
 def described(summary: dict[str, Any]) -> list[str]:
-    """The summary for people."""
+    """Return the summary for people."""
     parts = summary["components"]
     width = max(len("mixture"), *(len(part["run"]) for part in parts))
     shown = [f"{'run':<{width}}  weight  perplexity"]

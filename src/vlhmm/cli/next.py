@@ -47,7 +47,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when every context has its next words."""
+    """Print the next words of every context; return 0."""
     from vlhmm.queries.left_to_right import next_distribution
 
     model = load_model(args, any_kind=True)

@@ -11,7 +11,7 @@ from vlhmm.limits import MAX_BYTES, MAX_COUNT, MAX_SECONDS, MAX_SEED, digits, sh
 
 
 def count(low: int = 0, high: int = MAX_COUNT) -> Callable[[str], int]:
-    """How argparse reads a whole number from `low` to `high`."""
+    """Return how argparse reads a whole number from `low` to `high`."""
 
     def read(text: str) -> int:
         found = digits(text.removeprefix("-"))
@@ -23,7 +23,7 @@ def count(low: int = 0, high: int = MAX_COUNT) -> Callable[[str], int]:
 
 
 def real(low: float, high: float) -> Callable[[str], float]:
-    """How argparse reads a number from `low` to `high`."""
+    """Return how argparse reads a number from `low` to `high`."""
 
     def read(text: str) -> float:
         try:
@@ -38,7 +38,7 @@ def real(low: float, high: float) -> Callable[[str], float]:
 
 
 def duration(text: str) -> float:
-    """Seconds, from 90, 90s, 15m, 1.5h or 1h30m."""
+    """Return seconds, from 90, 90s, 15m, 1.5h or 1h30m."""
     parts = re.fullmatch(r"(?:([0-9]+(?:\.[0-9]+)?)h)?(?:([0-9]+(?:\.[0-9]+)?)m)?(?:([0-9]+(?:\.[0-9]+)?)s?)?", text.strip())
     if not text.strip() or parts is None:
         raise argparse.ArgumentTypeError(f"{shortened(text)} is no duration; write 90s, 15m, 1.5h or 1h30m")
@@ -50,7 +50,7 @@ def duration(text: str) -> float:
 
 
 def byte_size(text: str) -> int:
-    """Bytes, from 500M, 4G or a plain number."""
+    """Return bytes, from 500M, 4G or a plain number."""
     parts = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)i?b?", text.strip().lower())
     if parts is None:
         raise argparse.ArgumentTypeError(f"{shortened(text)} is no size; write 500M or 4G")
@@ -63,7 +63,7 @@ def byte_size(text: str) -> int:
 
 
 def seed(text: str) -> int:
-    """A seed: a whole number that every generator takes."""
+    """Return a seed: a whole number that every generator takes."""
     found = digits(text)
     if found is None or found > MAX_SEED:
         raise argparse.ArgumentTypeError(f"{shortened(text)} is no seed; take a whole number from 0 to {MAX_SEED:,}")
@@ -71,7 +71,7 @@ def seed(text: str) -> int:
 
 
 def tokens(text: str) -> int:
-    """A number of tokens, from 500k, 8M or a plain number."""
+    """Return a number of tokens, from 500k, 8M or a plain number."""
     parts = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([km]?)", text.strip().lower().replace(",", "").replace("_", ""))
     number = float(parts[1]) * 1000 ** " km".index(parts[2] or " ") if parts else 0
     if not 1 <= number <= 1e12:

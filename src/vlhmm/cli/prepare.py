@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar over tokens on a terminal; silent elsewhere."""
+    """Show a bar over tokens on a terminal, nothing elsewhere."""
     if quiet or not sys.stderr.isatty():
         yield None
         return

@@ -61,7 +61,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when the texts are drawn."""
+    """Draw the texts; return 0."""
     from vlhmm.errors import ConfigError
     from vlhmm.queries.left_to_right import has_hidden_states, sample, without_states
     from vlhmm.queries.sample import constrained

@@ -38,7 +38,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when every line has its score."""
+    """Score every line; return 0."""
     from vlhmm.data.text import read_lines
     from vlhmm.queries.left_to_right import score_lines
 

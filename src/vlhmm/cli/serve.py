@@ -72,7 +72,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when the server was asked to stop and has stopped."""
+    """Serve until asked to stop; return 0."""
     return serve(args, None)
 
 
@@ -183,5 +183,5 @@ def serve(args: argparse.Namespace, ready: Callable[[str], None] | None) -> int:
 
 
 def _example_word(model: Any) -> str:
-    """A word of the vocabulary that needs no escapes: the most frequent one."""
+    """Return a word of the vocabulary that needs no escapes: the most frequent one."""
     return next((word for word in model.vocabulary.words if word.isascii() and word.isalpha()), "")

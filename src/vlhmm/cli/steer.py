@@ -75,7 +75,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when every text is printed. What can be refused is refused before the language model is loaded."""
+    """Generate and print the texts; return 0. Bad input is refused before the language model is loaded."""
     if not args.prompt and not args.prompts:
         raise ConfigError("--prompt is missing: what the language model is asked; or give --prompts FILE")
     setup(args)
@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def constraint_of(args: argparse.Namespace) -> Any:
-    """The constraint that the options name."""
+    """Return the constraint that the options name."""
     from vlhmm.steering.text_constraint import constraint
 
     included = [
@@ -184,7 +184,7 @@ def _schema(given: str | None) -> str | None:
 
 
 def load_hmm(folder: str, memory: int) -> Any:
-    """A run over tokens, or an HMM of Ctrl-G or TRACE. A run over words is refused."""
+    """Load a run over tokens, or an HMM of Ctrl-G or TRACE; refuse a run over words."""
     from vlhmm.steering.checkpoints import is_checkpoint, read_checkpoint
 
     if is_checkpoint(folder):

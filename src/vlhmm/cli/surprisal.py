@@ -44,7 +44,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when the words are listed."""
+    """List the words; return 0."""
     from vlhmm.data.text import read_lines
     from vlhmm.errors import ConfigError
     from vlhmm.queries.prefix import begin

@@ -39,7 +39,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 when every check is within its bounds, 1 otherwise."""
+    """Run the checks; return 0 if all are within bounds, else 1."""
     from vlhmm.analysis.verify import verify
     from vlhmm.data.manifest import read_manifest
 

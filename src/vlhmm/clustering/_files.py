@@ -8,7 +8,7 @@ from vlhmm.limits import MAX_STATES, digits, shortened
 
 
 def numbered_lines(path: str | Path) -> list[tuple[int, str]]:
-    """(number, line) of a UTF-8 file, split at newlines only: a word may hold any other odd character."""
+    """Return (number, line) of a UTF-8 file, split at newlines only: a word may hold any other odd character."""
     with open_bytes(path) as stream:
         content = stream.read()
     if not content:
@@ -23,7 +23,7 @@ def numbered_lines(path: str | Path) -> list[tuple[int, str]]:
 
 
 def parse_integers(where: str, text: str) -> list[int]:
-    """The comma separated whole numbers of `text`, each at most `MAX_STATES`."""
+    """Return the comma separated whole numbers of `text`, each at most `MAX_STATES`."""
     found = [digits(part) for part in text.split(",")]
     numbers = [number for number in found if number is not None and number <= MAX_STATES]
     if len(numbers) < len(found):

@@ -45,7 +45,7 @@ class Members(NamedTuple):
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` compiled, and kept on disk where a folder can be written."""
+    """Return `function` compiled, and kept on disk where a folder can be written."""
     try:
         return numba.njit(nogil=True, cache=True)(function)
     except (RuntimeError, OSError):  # numba found no folder it may write to
@@ -60,7 +60,7 @@ def xlogx_table(largest: int) -> np.ndarray:
 
 
 def empty_window(num_slots: int, num_context: int) -> Window:
-    """A window without counts."""
+    """Return a window without counts."""
     size = num_slots + num_context
     return Window(
         np.zeros((size, size), dtype=np.int64),
@@ -79,14 +79,14 @@ def _xlogx(table, n):
 
 @kernel
 def _square(table, pairs, i, j):
-    """What the four counts among i and j change by when the two become one."""
+    """Return what the four counts among i and j change by when the two become one."""
     a, b, c, d = pairs[i, i], pairs[i, j], pairs[j, i], pairs[j, j]
     return _xlogx(table, a + b + c + d) - _xlogx(table, a) - _xlogx(table, b) - _xlogx(table, c) - _xlogx(table, d)
 
 
 @kernel
 def _set_pair(table, window, i, j, new, num_slots):
-    """n_ij becomes `new`, and gain follows; O(S), as only merges of i and of j have n_ij in their gain."""
+    """Set n_ij to `new` and update the gains, in O(S): only merges of i or j have n_ij in their gain."""
     pairs, gain = window.pairs, window.gain
     old = pairs[i, j]
     if old == new:
@@ -127,7 +127,7 @@ def _set_pair(table, window, i, j, new, num_slots):
 
 @kernel
 def _set_margin(table, margin, gain, i, new, num_slots):
-    """a_i (or b_i) becomes `new`, and gain follows; O(S)."""
+    """Return a_i (or b_i) becomes `new`, and gain follows; O(S)."""
     old = margin[i]
     if i < num_slots and old != new:
         alone = _xlogx(table, new) - _xlogx(table, old)
@@ -141,7 +141,7 @@ def _set_margin(table, margin, gain, i, new, num_slots):
 
 @kernel
 def _best_pair(gain, num_slots):
-    """The i < j whose merge gains most, the first of equals; O(S^2)."""
+    """Return the i < j whose merge gains most, the first of equals; O(S^2)."""
     best_i, best_j, best = -1, -1, gain[0, 1]
     for i in range(num_slots - 1):
         row_best = gain[i, i + 1]
@@ -156,7 +156,7 @@ def _best_pair(gain, num_slots):
 
 @kernel
 def _merge(table, window, kept, absorbed, num_slots):
-    """`absorbed` joins `kept` and is left empty; O(S) for each class that stood beside `absorbed`."""
+    """Merge `absorbed` into `kept` and leave it empty, in O(S) per class adjacent to `absorbed`."""
     pairs, first, second, gain = window.pairs, window.first, window.second, window.gain
     s, t = kept, absorbed
     inside = pairs[s, s] + pairs[s, t] + pairs[t, s] + pairs[t, t]
@@ -184,7 +184,7 @@ def _merge(table, window, kept, absorbed, num_slots):
 
 @kernel
 def _neighbours(word, start, neighbour, count, slot_of_word, total, slots):
-    """How many slots `word`'s neighbours are in, itself left out; their counts are added to `total`."""
+    """Return how many slots `word`'s neighbours are in, itself left out; their counts are added to `total`."""
     found = 0
     for p in range(start[word], start[word + 1]):
         other = neighbour[p]
@@ -199,7 +199,7 @@ def _neighbours(word, start, neighbour, count, slot_of_word, total, slots):
 
 @kernel
 def _place(table, window, members, bigrams, rank, word, slot, total, slots):
-    """`word` leaves the context class, slot S, and becomes the only word of the empty `slot`."""
+    """Return `word` leaves the context class, slot S, and becomes the only word of the empty `slot`."""
     pairs, first, second, gain = window.pairs, window.first, window.second, window.gain
     rest = gain.shape[0]
     found = _neighbours(
@@ -238,7 +238,7 @@ def _place(table, window, members, bigrams, rank, word, slot, total, slots):
 
 @kernel
 def add_words(table, window, members, bigrams, order, start, stop, empty_slot, merges, losses):
-    """The slot left empty when order[start:stop] are placed, the best two merged whenever no slot is free.
+    """Place order[start:stop], merging the best two whenever no slot is free; return the slot left empty.
 
     Row r of `merges` and `losses` is filled when the word of rank r made a merge necessary: the ranks of
     the kept and of the absorbed class's most frequent words, and what the merge cost.
@@ -274,7 +274,7 @@ def add_words(table, window, members, bigrams, order, start, stop, empty_slot, m
 
 @kernel
 def merge_all(table, window, pairs, merges, losses):
-    """Nothing; puts the counts `pairs` (M, M) in the window and merges until one class is left; O(M^3).
+    """Put the counts `pairs` (M, M) in the window and merge until one class is left, in O(M^3).
 
     Row r of `merges` is the r-th merge: (kept, absorbed), each class named by the smallest of its numbers.
     """
@@ -313,7 +313,7 @@ def merge_all(table, window, pairs, merges, losses):
 
 @kernel
 def exchange_words(table, bigrams, order, class_of_word, pairs, transposed, first, second, sizes):
-    """Moves each word, in order, to the class that makes AMI largest; returns (words moved, what was gained).
+    """Move each word, in order, to the class that makes AMI largest; returns (words moved, what was gained).
 
     A word alone in its class stays: classes are never emptied. O(M) for each class among a word's
     neighbours. `pairs`, its transpose (so that either side is read row by row), the margins and `sizes` are
@@ -412,7 +412,7 @@ def exchange_words(table, bigrams, order, class_of_word, pairs, transposed, firs
 
 @kernel
 def merged_size(codes, others):
-    """How many different numbers two sorted arrays of different numbers hold together."""
+    """Return how many different numbers two sorted arrays of different numbers hold together."""
     i, j, found = 0, 0, 0
     while i < len(codes) and j < len(others):
         a, b = codes[i], others[j]
@@ -424,7 +424,7 @@ def merged_size(codes, others):
 
 @kernel
 def merge_counts(codes, counts, others, other_counts, merged, merged_counts):
-    """Nothing; fills `merged` with the numbers of two sorted arrays in order, and the sums of their counts."""
+    """Merge two sorted arrays into `merged`, adding the counts of equal numbers."""
     i, j, place = 0, 0, 0
     while i < len(codes) or j < len(others):
         if j == len(others) or (i < len(codes) and codes[i] < others[j]):
@@ -442,7 +442,7 @@ def merge_counts(codes, counts, others, other_counts, merged, merged_counts):
 
 @kernel
 def transpose_counts(start, word, count, other_start, other_word, other_count):
-    """Nothing; fills rows by the second word from rows by the first, in order; `other_start` are the rows' starts."""
+    """Transpose rows by the first word into rows by the second, in order; `other_start` are the rows' starts."""
     place = other_start.copy()
     for first in range(len(start) - 1):
         for p in range(start[first], start[first + 1]):
@@ -454,7 +454,7 @@ def transpose_counts(start, word, count, other_start, other_word, other_count):
 
 @kernel
 def add_class_pairs(start, word, count, class_of_word, pairs):
-    """Nothing; adds n(v, w) to the counts of the classes of v and w."""
+    """Add n(v, w) to the counts of the classes of v and w."""
     for first in range(len(start) - 1):
         row = class_of_word[first]
         for p in range(start[first], start[first + 1]):

@@ -11,7 +11,7 @@ from vlhmm.clustering.brown import check_num_blocks
 
 
 def frequency_blocks(word_count: np.ndarray, num_blocks: int) -> np.ndarray:
-    """block_of_word (V,): words by falling count, cut into runs of about equally many tokens, none empty.
+    """Return block_of_word (V,): words by falling count, cut into runs of about equally many tokens, none empty.
 
     Each run takes the words that bring it nearest to its share of the tokens still to be had. Words of equal
     count come by id, words that never occur last.

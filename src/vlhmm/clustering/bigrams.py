@@ -40,7 +40,7 @@ class Bigrams(NamedTuple):
 
 
 def check_tokens(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """The tokens as int64, refused if there are none or if one is outside the vocabulary."""
+    """Return the tokens as int64, refused if there are none or if one is outside the vocabulary."""
     tokens = np.asarray(tokens)
     if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
         raise DataError(f"tokens must be one row of word ids, got shape {tokens.shape} of {tokens.dtype}")
@@ -53,7 +53,7 @@ def check_tokens(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def count_bigrams(tokens: np.ndarray, vocab_size: int) -> Bigrams:
-    """n(v, w) of adjacent tokens, in O(N log N)."""
+    """Return n(v, w) of adjacent tokens, in O(N log N)."""
     tokens = check_tokens(tokens, vocab_size)
     pairs, counts = np.unique(tokens[:-1] * vocab_size + tokens[1:], return_counts=True)
     first, second = np.divmod(pairs, vocab_size)
@@ -76,7 +76,7 @@ def count_bigrams(tokens: np.ndarray, vocab_size: int) -> Bigrams:
 
 
 def count_bigrams_of_arrays(arrays: Iterable[np.ndarray], vocab_size: int, chunk: int = 1 << 22) -> Bigrams:
-    """n(v, w) of a text that comes in consecutive arrays: the counts of `count_bigrams` on their concatenation.
+    """Return n(v, w) of a text that comes in consecutive arrays: the counts of `count_bigrams` on their concatenation.
 
     Chunks are counted one by one and merged, so memory depends on how many different pairs there are, about 24 bytes
     each, and not on how long the text is. O(N log N).
@@ -130,7 +130,7 @@ def count_bigrams_of_arrays(arrays: Iterable[np.ndarray], vocab_size: int, chunk
 
 
 def _overlapping_chunks(arrays: Iterable[np.ndarray], vocab_size: int, chunk: int) -> Iterator[np.ndarray]:
-    """The text in int64 arrays of about `chunk` tokens, each beginning with the last token of the one before."""
+    """Yield the text in int64 arrays of about `chunk` tokens, each beginning with the last token of the one before."""
     last = np.zeros(0, dtype=np.int64)
     for array in arrays:
         for start in range(0, len(array), chunk):
@@ -149,7 +149,7 @@ def _merge_last(runs: list[tuple[np.ndarray, np.ndarray]]) -> None:
 
 
 def class_pairs_of(bigrams: Bigrams, block_of_word: np.ndarray, num_blocks: int) -> np.ndarray:
-    """n(i, j) (M, M) of blocks, added up from the counts of words; what `count_class_pairs` counts in a text."""
+    """Return n(i, j) (M, M) of blocks, added up from the counts of words; what `count_class_pairs` counts in a text."""
     pairs = np.zeros((num_blocks, num_blocks), dtype=np.int64)
     blocks = np.asarray(block_of_word, dtype=np.int64)
     add_class_pairs(bigrams.after_start, bigrams.after_word, bigrams.after_count, blocks, pairs)
@@ -157,7 +157,7 @@ def class_pairs_of(bigrams: Bigrams, block_of_word: np.ndarray, num_blocks: int)
 
 
 def count_class_pairs(tokens: np.ndarray, block_of_word: np.ndarray, num_blocks: int) -> np.ndarray:
-    """n(i, j) (M, M): how often a word of block j follows one of block i."""
+    """Return n(i, j) (M, M): how often a word of block j follows one of block i."""
     blocks = np.asarray(block_of_word, dtype=np.int64)
     if blocks.min() < 0 or blocks.max() >= num_blocks:
         raise ConfigError(f"blocks run from {blocks.min()} to {blocks.max()}, expected 0 to {num_blocks - 1}")
@@ -167,12 +167,12 @@ def count_class_pairs(tokens: np.ndarray, block_of_word: np.ndarray, num_blocks:
 
 
 def average_mutual_information(tokens: np.ndarray, block_of_word: np.ndarray, num_blocks: int) -> float:
-    r"""$\sum_{ij} p(i,j) \log_2 \frac{p(i,j)}{p(i)\,p(j)}$ in bits, i and j the blocks of adjacent tokens."""
+    r"""Return $\sum_{ij} p(i,j) \log_2 \frac{p(i,j)}{p(i)\,p(j)}$ in bits, i and j the blocks of adjacent tokens."""
     return mutual_information(count_class_pairs(tokens, block_of_word, num_blocks))
 
 
 def mutual_information(pairs: np.ndarray) -> float:
-    """Average mutual information in bits of the counts n(i, j) of adjacent blocks."""
+    """Return average mutual information in bits of the counts n(i, j) of adjacent blocks."""
     joint = pairs.astype(np.float64)
     total = joint.sum()
     if not total:

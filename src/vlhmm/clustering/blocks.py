@@ -43,7 +43,7 @@ class Blocks:
         states_per_block: int,
         num_alive: Sequence[int] | np.ndarray | None = None,
     ) -> Blocks:
-        """Blocks with the states m * K .. m * K + K-1; the first num_alive[m] exist (all K by default)."""
+        """Return blocks with the states m * K .. m * K + K-1; the first num_alive[m] exist (all K by default)."""
         words = _integers(block_of_word, "block_of_word")
         _positive(num_blocks=num_blocks, states_per_block=states_per_block)
         if num_blocks > len(words):
@@ -77,7 +77,7 @@ class Blocks:
 
     @staticmethod
     def uniform(vocab_size: int, num_states: int, states_per_word: int, seed: int) -> Blocks:
-        """A set of `states_per_word` states for every word, drawn uniformly; every state has a word.
+        """Return a set of `states_per_word` states for every word, drawn uniformly; every state has a word.
 
         A state no word drew takes the place, in a random word, of a state that other words have too.
         """
@@ -144,11 +144,11 @@ class Blocks:
         return order, np.bincount(self.block_of_word, minlength=self.num_blocks)
 
     def words_of_block(self, block: int) -> np.ndarray:
-        """The ids of one block's words, ascending."""
+        """Return the ids of one block's words, ascending."""
         return np.flatnonzero(self.block_of_word == block)
 
     def equals(self, other: Blocks) -> bool:
-        """Whether both constrain the same words to the same states."""
+        """Return whether both constrain the same words to the same states."""
         return (
             self.num_states == other.num_states
             and self.partition == other.partition
@@ -158,7 +158,7 @@ class Blocks:
         )
 
     def write(self, path: str | Path, words: Sequence[str], counts: Sequence[int] | np.ndarray | None = None) -> None:
-        """Nothing; afterwards `path` has a line a word: `word TAB block TAB count`, or `word TAB states`."""
+        """Write one line per word to `path`: `word TAB block TAB count`, or `word TAB states`."""
         if len(words) != self.vocab_size:
             raise ConfigError(f"the blocks are of {self.vocab_size} words, got a vocabulary of {len(words)}")
         if counts is not None and len(counts) != self.vocab_size:
@@ -182,7 +182,7 @@ class Blocks:
 
     @staticmethod
     def read(path: str | Path, words: Sequence[str]) -> Blocks:
-        """The blocks in the file at `path`, for exactly the words of the vocabulary `words`, in its order."""
+        """Return the blocks in the file at `path`, for exactly the words of the vocabulary `words`, in its order."""
         header, rows = _header_and_rows(path)
         partition = header["kind"] == "partition"
         num_states = _header_integers(path, header, "num_states")[0]
@@ -247,7 +247,7 @@ def allocate_states(
     maximum: int | None = None,
     power: float = 0.5,
 ) -> np.ndarray:
-    """num_alive (M,): states shared out in proportion to (tokens of the block)^power, num_states in all.
+    """Return num_alive (M,): num_states states, divided in proportion to (tokens of the block)^power.
 
     Every share is a multiple of `multiple_of` within minimum .. maximum. Shares beyond these bounds are cut
     to them and the others scaled to fit; what rounding down leaves goes to the largest remainders, ties to

@@ -47,13 +47,13 @@ class Tree(NamedTuple):
 
 
 def frequency_order(word_count: np.ndarray) -> np.ndarray:
-    """The ids of words that occur, most frequent first, ties by id."""
+    """Return the ids of words that occur, most frequent first, ties by id."""
     order = np.argsort(-np.asarray(word_count), kind="stable")
     return order[np.asarray(word_count)[order] > 0]
 
 
 def check_num_blocks(num_blocks: int, num_seen: int) -> None:
-    """Refuses a number of blocks the seen words cannot fill."""
+    """Refuse a number of blocks the seen words cannot fill."""
     if num_blocks < 1:
         raise ConfigError(f"num_blocks={num_blocks} must be at least 1")
     if num_blocks > num_seen:
@@ -64,7 +64,7 @@ def check_num_blocks(num_blocks: int, num_seen: int) -> None:
 
 
 def merge_words(bigrams: Bigrams, num_blocks: int, progress: Progress | None = None) -> BrownResult:
-    """Brown's classes of the words that occur, in O(M^2 + M n) a word with n classes among its neighbours."""
+    """Compute Brown's classes of the words that occur, in O(M^2 + M n) per word with n classes among its neighbours."""
     order = frequency_order(bigrams.word_count)
     check_num_blocks(num_blocks, len(order))
     num_slots = num_blocks + 1
@@ -96,7 +96,7 @@ def merge_words(bigrams: Bigrams, num_blocks: int, progress: Progress | None = N
 
 
 def merge_classes(class_pairs: np.ndarray) -> Tree:
-    """The tree that merging the M classes of the counts (M, M) down to one makes, in O(M^3) time.
+    """Return the tree that merging the M classes of the counts (M, M) down to one makes, in O(M^3) time.
 
     The class with the smaller id is the `0` side of every fork; a single class has the path `0`.
     """
@@ -110,7 +110,7 @@ def merge_classes(class_pairs: np.ndarray) -> Tree:
 
 
 def paths_of_merges(merges: np.ndarray, num_classes: int) -> tuple[str, ...]:
-    """A bit string per class: the way down to it from the last merge, 0 to the kept side, 1 to the other."""
+    """Return a bit string per class: the way down to it from the last merge, 0 to the kept side, 1 to the other."""
     members = [[index] for index in range(num_classes)]
     paths = [""] * num_classes
     for kept, absorbed in merges.tolist():
@@ -125,7 +125,7 @@ def paths_of_merges(merges: np.ndarray, num_classes: int) -> tuple[str, ...]:
 def brown_clusters(
     tokens: np.ndarray, vocab_size: int, num_blocks: int, progress: Progress | None = None
 ) -> np.ndarray:
-    """block_of_word (V,) of Brown's algorithm alone, blocks numbered by falling token count.
+    """Return block_of_word (V,) of Brown's algorithm alone, blocks numbered by falling token count.
 
     Words the text does not hold go where `place_unseen` says.
     """
@@ -139,7 +139,7 @@ def number_blocks(
     num_blocks: int,
     tie_break: tuple[str, ...] | None = None,
 ) -> np.ndarray:
-    """block_of_word with blocks renumbered by falling token count, and unseen words (block -1) placed.
+    """Return block_of_word with blocks renumbered by falling token count, and unseen words (block -1) placed.
 
     Blocks of equal count come in the order of `tie_break` (their paths), or of their first words.
     """
@@ -155,7 +155,7 @@ def block_order(
     num_blocks: int,
     tie_break: tuple[str, ...] | None = None,
 ) -> np.ndarray:
-    """Block ids by falling token count; ties by `tie_break`, or by the block's first word."""
+    """Return block ids by falling token count; ties by `tie_break`, or by the block's first word."""
     tokens = np.bincount(block_of_word, weights=word_count, minlength=num_blocks)
     if tie_break is None:
         first_word = np.full(num_blocks, len(block_of_word), dtype=np.int64)
@@ -165,7 +165,7 @@ def block_order(
 
 
 def place_unseen(block_of_word: np.ndarray, word_count: np.ndarray, num_blocks: int) -> np.ndarray:
-    """block_of_word with every word the text does not hold in the block that most rare words share.
+    """Return block_of_word with every word the text does not hold in the block that most rare words share.
 
     Rare words are those of the smallest count that occurs: by Good and Turing's argument a block's share of
     them is its share of what has not been seen yet. Ties go to the block with more words, then to the lower

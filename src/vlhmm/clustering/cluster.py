@@ -39,7 +39,7 @@ def cluster_words(
     sweeps: int = DEFAULT_SWEEPS,
     progress: Progress | None = None,
 ) -> ClusteringResult:
-    """Word classes that keep much of the average mutual information of adjacent words of a token stream.
+    """Return word classes that keep much of the average mutual information of adjacent words of a token stream.
 
     The stream is one array, or an iterable of consecutive ones, which gives the same classes in bounded memory.
 

@@ -36,7 +36,7 @@ def exchange(
     sweeps: int = 30,
     progress: Progress | None = None,
 ) -> ExchangeResult:
-    """Classes no worse than those given, after at most `sweeps` passes over the words or when no word moves.
+    """Return classes no worse than those given, after at most `sweeps` passes over the words or when no word moves.
 
     O(M) for each class among a word's neighbours, a word and sweep. Blocks keep at least one word that
     occurs.

@@ -33,7 +33,7 @@ class WordPaths(NamedTuple):
 def paths_lines(
     words: Sequence[str], block_of_word: np.ndarray, paths: Sequence[str], word_count: np.ndarray
 ) -> Iterator[str]:
-    """The lines of a `paths` file: blocks by bit string, words by falling count, ties by id."""
+    """Return the lines of a `paths` file: blocks by bit string, words by falling count, ties by id."""
     if not len(words) == len(block_of_word) == len(word_count):
         raise ConfigError(
             f"got {len(words)} words, blocks of {len(block_of_word)} and counts of {len(word_count)}, "
@@ -53,13 +53,13 @@ def write_paths(
     paths: Sequence[str],
     word_count: np.ndarray,
 ) -> None:
-    """Nothing; afterwards `path` holds a `paths` file, whole or not at all."""
+    """Write a `paths` file atomically."""
     lines = paths_lines(words, block_of_word, paths, word_count)
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
 
 
 def read_paths(path: str | Path, words: Sequence[str], own_block: Sequence[str] = ()) -> WordPaths:
-    """The blocks of the words of a vocabulary, numbered by falling token count, ties by bit string.
+    """Return the blocks of the words of a vocabulary, numbered by falling token count, ties by bit string.
 
     A word without a line is refused by name, unless it is in `own_block`: then it gets a block to itself
     (wcluster knows no <eos>). Lines of other words are passed over, and so are blocks with none but those.
@@ -96,5 +96,5 @@ def read_paths(path: str | Path, words: Sequence[str], own_block: Sequence[str] 
 
 
 def _free_path(path_of_word: list[str | None]) -> str:
-    """A bit string longer than any in use, and so none of them."""
+    """Return a bit string longer than any in use, and so none of them."""
     return "1" * (1 + max((len(bits) for bits in path_of_word if bits is not None), default=0))

@@ -38,23 +38,23 @@ class Automaton:
         return alive(DFA(self.delta, self.accept))
 
     def step(self, state: int, word: int) -> int:
-        """The state after a word."""
+        """Return the state after a word."""
         return int(self.delta[state, self.class_of_word[word]])
 
     def run(self, ids: Sequence[int]) -> int:
-        """The state after a sequence of words."""
+        """Return the state after a sequence of words."""
         state = self.initial
         for word in ids:
             state = self.step(state, word)
         return state
 
     def accepts(self, ids: Sequence[int]) -> bool:
-        """Whether the automaton accepts a sequence of word ids."""
+        """Return whether the automaton accepts a sequence of word ids."""
         return bool(self.accept[self.run(ids)])
 
 
 def over_vocabulary(automaton: DFA, words: Sequence[int], vocab_size: int, eos: int) -> Automaton:
-    """The automaton over a vocabulary: symbol i of `automaton` is words[i], its last symbol every other
+    """Return the automaton over a vocabulary: symbol i of `automaton` is words[i], its last symbol every other
     word."""
     symbol = np.full(vocab_size, automaton.num_symbols - 1, dtype=np.int64)
     symbol[np.asarray(words, dtype=np.int64)] = np.arange(len(words))
@@ -74,12 +74,12 @@ def over_vocabulary(automaton: DFA, words: Sequence[int], vocab_size: int, eos: 
 
 
 def free(vocab_size: int, eos: int) -> Automaton:
-    """The automaton of no constraint: one state, which accepts everything."""
+    """Return the automaton of no constraint: one state, which accepts everything."""
     return over_vocabulary(DFA(np.zeros((1, 1), dtype=np.int64), np.ones(1, dtype=bool)), [], vocab_size, eos)
 
 
 def with_free_state(automaton: Automaton) -> tuple[Automaton, int]:
-    """(the automaton with one more state that reads anything and accepts, that state).
+    """Return (the automaton with one more state that reads anything and accepts, that state).
 
     Messages from that state are those without the constraint: one pass gives both.
     """

@@ -32,7 +32,7 @@ class DFA:
         return int(self.delta.shape[1])
 
     def accepts(self, symbols: Iterable[int]) -> bool:
-        """Whether the sequence ends in an accepting state."""
+        """Return whether the sequence ends in an accepting state."""
         state = 0
         for symbol in symbols:
             state = int(self.delta[state, symbol])
@@ -40,7 +40,7 @@ class DFA:
 
 
 def check_size(num_states: int, num_symbols: int, max_states: int = MAX_STATES) -> None:
-    """A QueryError for an automaton that is too large to be made, and so to be used."""
+    """Raise a QueryError if the automaton would be too large."""
     if num_states > max_states:
         raise QueryError(
             f"the constraint needs an automaton of more than {max_states:,} states; name fewer "
@@ -60,7 +60,7 @@ def explore(
     num_symbols: int,
     max_states: int = MAX_STATES,
 ) -> DFA:
-    """The DFA whose states are what `step` reaches from `initial`; a QueryError beyond `max_states` of
+    """Return the DFA whose states are what `step` reaches from `initial`; a QueryError beyond `max_states` of
     them."""
     check_size(1, num_symbols, max_states)
     index = {initial: 0}
@@ -79,7 +79,7 @@ def explore(
 
 
 def product(left: DFA, right: DFA, both: bool, max_states: int = MAX_STATES) -> DFA:
-    """The DFA of sequences that both accept, or that one of them accepts."""
+    """Return the DFA of sequences that both accept, or that one of them accepts."""
     a, b = left.delta.tolist(), right.delta.tolist()
 
     def step(pair: tuple[int, int], symbol: int) -> tuple[int, int]:
@@ -93,12 +93,12 @@ def product(left: DFA, right: DFA, both: bool, max_states: int = MAX_STATES) -> 
 
 
 def complement(automaton: DFA) -> DFA:
-    """The DFA of sequences that `automaton` refuses."""
+    """Return the DFA of sequences that `automaton` refuses."""
     return DFA(automaton.delta, ~automaton.accept)
 
 
 def minimal(automaton: DFA) -> DFA:
-    """The smallest DFA of the same sequences, its states numbered as a breadth-first walk meets them.
+    """Return the smallest DFA of the same sequences, its states numbered as a breadth-first walk meets them.
 
     Moore's refinement: states are alike until a symbol tells them apart; O(Q^2 symbols) at worst. Rounds compare a
     hash of where a state leads, as states with different hashes are different. When a round finds no more blocks, they
@@ -139,7 +139,7 @@ def minimal(automaton: DFA) -> DFA:
 
 
 def alive(automaton: DFA) -> np.ndarray:
-    """(Q,) bool: the states from which something is accepted."""
+    """Return (Q,) bool: the states from which something is accepted."""
     can = automaton.accept.copy()
     while True:
         wider = can | can[automaton.delta].any(axis=1)

@@ -25,7 +25,7 @@ _MAX_WORK = 20_000_000  # NFA states looked at while the DFA is made: about ten 
 
 
 def too_large() -> QueryError:
-    """The error for a pattern that takes too long to compile."""
+    """Return the error for a pattern that takes too long to compile."""
     return QueryError("the regular expression is too large once its repetitions are written out; shorten them")
 
 
@@ -59,12 +59,12 @@ ANY = Word((), negated=True)
 
 
 def parse(pattern: str) -> Node:
-    """The syntax tree of a pattern; a QueryError names the character that does not fit."""
+    """Return the syntax tree of a pattern; a QueryError names the character that does not fit."""
     return _Parser(pattern).parse()
 
 
 def words_of(node: Node) -> set[str]:
-    """The words a pattern names."""
+    """Return the words a pattern names."""
     match node:
         case Word(words):
             return set(words)
@@ -186,7 +186,7 @@ class _Parser:
 
 
 def to_dfa(node: Node, symbol_of_word: dict[str, int], num_symbols: int, max_states: int = MAX_STATES) -> DFA:
-    """The minimal DFA of a pattern; the last symbol stands for every word that has no symbol of its own."""
+    """Return the minimal DFA of a pattern; the last symbol stands for every word that has no symbol of its own."""
     nfa = _NFA(symbol_of_word, num_symbols)
     final = nfa.add(node, 0)
     work = 0
@@ -228,7 +228,7 @@ class _NFA:
         return frozenset(states)
 
     def add(self, node: Node, source: int) -> int:
-        """The state in which a match of `node` that began in `source` ends."""
+        """Return the state in which a match of `node` that began in `source` ends."""
         self.added += 1
         if self.added > 4 * _MAX_NFA:  # repetitions of nothing make no states
             raise too_large()

@@ -23,13 +23,13 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 def display_name(path: str | Path) -> str:
-    """What messages call `path`."""
+    """Return what messages call `path`."""
     return "standard input" if str(path) == STDIN else str(path)
 
 
 @contextmanager
 def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
-    """The bytes of a file or of standard input ("-"), unpacked if they are gzip or Zstandard (by suffix or by magic)."""
+    """Open a file or standard input ("-") as bytes, decompressed if it is gzip or Zstandard (by suffix or magic bytes)."""
     if str(path) == STDIN:
         if sys.stdin is None:
             raise DataError("standard input is closed, expected text")
@@ -69,7 +69,7 @@ def _unpacked(stream: io.BufferedReader, name: str) -> BinaryIO:
 
 
 def _unpacked_zstd(stream: io.BufferedReader, name: str) -> BinaryIO:
-    """The bytes of a Zstandard stream of one or more frames; read by Python itself from 3.14 on."""
+    """Return the bytes of a Zstandard stream of one or more frames; read by Python itself from 3.14 on."""
     try:
         if sys.version_info >= (3, 14):
             from compression.zstd import ZstdFile
@@ -118,7 +118,7 @@ class _ZstdReader(io.RawIOBase):
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:
-    """Nothing; afterwards `path` holds `content`, or, after a kill or a full disk, what it held before."""
+    """Replace the content of `path` atomically: after a kill or a full disk it has its old content."""
     try:
         with replace_atomically(path) as temporary:
             temporary.write_bytes(content)
@@ -128,7 +128,7 @@ def write_atomically(path: str | Path, content: bytes) -> None:
 
 @contextmanager
 def replace_atomically(path: str | Path) -> Iterator[Path]:
-    """A name beside `path` to write to; synced and renamed to `path` at the end, or gone after an error."""
+    """Yield a temporary name next to `path`. At the end the file is synced and renamed to `path`, or removed after an error."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_LEFTOVER)
@@ -146,7 +146,7 @@ def replace_atomically(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def owned_folder(path: Path) -> Iterator[None]:
-    """A run's folder for this process alone, made if it is not there; what a killed process left half written is gone."""
+    """Claim a run folder for this process, creating it if needed, and remove what a killed process left half written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -165,7 +165,7 @@ def owned_folder(path: Path) -> Iterator[None]:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[bool]:
-    """True if no other process holds this file (made if need be) or folder; held until the end, or until this one dies."""
+    """Lock a file (created if needed) or folder until the block ends; yield False if another process holds it."""
     try:
         import fcntl
     except ImportError:  # no such locks on this system

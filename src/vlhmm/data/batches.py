@@ -26,7 +26,7 @@ class Batch(NamedTuple):
 
 
 def sentence_groups(text: Text, tokens_per_batch: int, generator: torch.Generator | None = None) -> list[np.ndarray]:
-    """Which sentences go into which batch: arrays of line numbers of much the same length, longest first.
+    """Return which sentences go into which batch: arrays of line numbers of much the same length, longest first.
 
     A group's padded size, rows times longest, is at most `tokens_per_batch`, unless one sentence alone is
     longer. With a generator, sentences of equal length change places and the groups come in random order.
@@ -48,12 +48,12 @@ def sentence_groups(text: Text, tokens_per_batch: int, generator: torch.Generato
 
 
 def sentence_batches(text: Text, tokens_per_batch: int, generator: torch.Generator | None = None) -> list[Batch]:
-    """Batches of whole sentences, a row each, every row from a fresh start; `sentence_groups` says which."""
+    """Return batches of whole sentences, a row each, every row from a fresh start; `sentence_groups` says which."""
     return [_sentences(text, rows) for rows in sentence_groups(text, tokens_per_batch, generator)]
 
 
 def stream_batches(text: Text, num_streams: int, segment_length: int, eos_id: int, rule: str) -> list[Batch]:
-    """The text in `num_streams` contiguous streams (rows), side by side, cut in time into segments.
+    """Return the text in `num_streams` contiguous streams (rows), side by side, cut in time into segments.
 
     The streams' lengths differ by one at most, the longer ones first. The chain restarts at a stream's
     start and, under the rule "reset", after every <eos>; under "carry" nowhere else. Under "paper" it restarts
@@ -106,7 +106,7 @@ def _sentences(text: Text, rows: np.ndarray) -> Batch:
 
 
 def _gather(flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """(B, T) int64: row b holds flat[starts[b] : starts[b] + lengths[b]], then zeros."""
+    """Return (B, T) int64: row b holds flat[starts[b] : starts[b] + lengths[b]], then zeros."""
     time = np.arange(int(lengths.max()))
     inside = time < lengths[:, None]
     position = np.where(inside, starts[:, None] + time, 0)

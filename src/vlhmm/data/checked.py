@@ -21,7 +21,7 @@ MAX_JSON = 64 << 20  # bytes: config.json and its kin have thousands
 
 
 def read_object(folder: Path, name: str, remedy: str = "restore it or train again") -> dict[str, Any]:
-    """The JSON object in a file of a folder.
+    """Return the JSON object in a file of a folder.
 
     Raises:
         CheckpointError: It is missing, outside the folder, not UTF-8, not JSON, not an object, or nested too deeply.
@@ -45,7 +45,7 @@ def read_object(folder: Path, name: str, remedy: str = "restore it or train agai
 
 
 def check_keys(path: Path, content: Mapping[str, Any], known: Collection[str], where: str = "") -> None:
-    """A CheckpointError that names a key nobody knows, and the nearest known one."""
+    """Raise a CheckpointError for an unknown key, naming the nearest known one."""
     for key in content:
         if key not in known:
             raise CheckpointError(f"{path}: {unknown('field', where + key[:60], [where + name for name in known])}")
@@ -54,7 +54,7 @@ def check_keys(path: Path, content: Mapping[str, Any], known: Collection[str], w
 def number_in(
     path: Path, content: Mapping[str, Any], key: str, low: float, high: float, whole: bool = False, where: str = ""
 ) -> float:
-    """A number of a JSON object, from `low` to `high`; a CheckpointError if it is missing or anything else."""
+    """Return a number of a JSON object, from `low` to `high`; a CheckpointError if it is missing or anything else."""
     value = content.get(key)
     fits = type(value) is int or (type(value) is float and not whole)
     if not fits or not low <= value <= high:  # type: ignore[operator]  # which what is no number fails too
@@ -64,7 +64,7 @@ def number_in(
 
 
 def text_in(path: Path, content: Mapping[str, Any], key: str, choices: Collection[str] = (), where: str = "") -> str:
-    """A text of a JSON object, one of `choices` if there are any."""
+    """Return a text of a JSON object, one of `choices` if there are any."""
     value = content.get(key)
     if not isinstance(value, str) or (choices and value not in choices):
         wanted = " or ".join(choices) if choices else "a text"
@@ -73,7 +73,7 @@ def text_in(path: Path, content: Mapping[str, Any], key: str, choices: Collectio
 
 
 def check_tensors(path: Path, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], fits: str) -> None:
-    """A CheckpointError unless the tensors have the names, shapes and dtypes of `expected`, and are finite.
+    """Raise a CheckpointError unless the tensors have the names, shapes and dtypes of `expected`, and are finite.
 
     `fits` says beside which files the tensors lie. Cost: one pass over the numbers.
     """
@@ -92,7 +92,7 @@ def check_tensors(path: Path, found: Mapping[str, Tensor], expected: Mapping[str
 
 
 def check_finite(path: Path, name: str, tensor: Tensor, low: float = -math.inf, high: float = math.inf) -> None:
-    """A CheckpointError if a tensor holds NaN, infinities, or numbers beyond `low` to `high`."""
+    """Raise a CheckpointError if a tensor holds NaN, infinities, or numbers outside `low` to `high`."""
     if not tensor.numel():
         return
     if tensor.is_floating_point():

@@ -44,7 +44,7 @@ class Corpus(NamedTuple):
 
 
 def digest(corpus: Corpus) -> str:
-    """Tells the texts of one run from another's: of the training and the validation text, line ends included."""
+    """Tell the texts of one run from another's: of the training and the validation text, line ends included."""
     content = hashlib.sha256()
     for text in (corpus.train, corpus.valid):
         content.update(text.digest.encode() if isinstance(text, PreparedText) else text.tokens.tobytes())
@@ -128,7 +128,7 @@ _SOTU_COUNTS = {
 
 
 def load_corpus(name: str, data_dir: str | Path | None = None) -> Corpus:
-    """The corpus `name` (one of CORPORA), its counts checked against the published ones.
+    """Return the corpus `name` (one of CORPORA), its counts checked against the published ones.
 
     ptb and wikitext-2 are looked for in `data_dir`, then in $VLHMM_DATA, then in the cache, then downloaded.
     """
@@ -156,7 +156,7 @@ def load_texts(
     max_vocab: int | None = None,
     min_count: int = 1,
 ) -> Corpus:
-    """A user's own texts; the vocabulary is the train split's by `max_vocab` and `min_count` unless given.
+    """Return a user's own texts; the vocabulary is the train split's by `max_vocab` and `min_count` unless given.
 
     The train split may be the folder of a prepared text, which brings its vocabulary.
     """
@@ -184,12 +184,12 @@ def load_texts(
 
 
 def read_text(path: str | Path, vocabulary: Vocabulary) -> Text:
-    """A file, or the folder of a prepared text, in the ids of a vocabulary."""
+    """Return a file, or the folder of a prepared text, in the ids of a vocabulary."""
     return read_prepared(path, vocabulary) if is_prepared(path) else encode_file(path, vocabulary)
 
 
 def read_prepared(path: str | Path, vocabulary: Vocabulary | None = None) -> PreparedText:
-    """The prepared text of a folder; refused if it was prepared with another vocabulary than the one given."""
+    """Return the prepared text of a folder; refused if it was prepared with another vocabulary than the one given."""
     text = PreparedText(path)
     if vocabulary is not None and text.vocabulary.words != vocabulary.words:
         raise DataError(
@@ -200,7 +200,7 @@ def read_prepared(path: str | Path, vocabulary: Vocabulary | None = None) -> Pre
 
 
 def corpus_path(name: str, split: str, data_dir: str | Path | None = None) -> Path:
-    """Where the file of one split of ptb or wikitext-2 lies: downloaded to the cache if nowhere else."""
+    """Return where the file of one split of ptb or wikitext-2 lies: downloaded to the cache if nowhere else."""
     known = _known(name)
     if split not in known.files:
         raise ConfigError(f"unknown split {split!r}, expected one of {', '.join(SPLITS)}")
@@ -223,7 +223,7 @@ def corpus_path(name: str, split: str, data_dir: str | Path | None = None) -> Pa
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: $XDG_CACHE_HOME/vlhmm, or ~/.cache/vlhmm."""
+    """Return where downloads are kept: $XDG_CACHE_HOME/vlhmm, or ~/.cache/vlhmm."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "vlhmm"
 
 
@@ -255,7 +255,7 @@ def _file_list(known: _Known) -> str:
 
 
 def _check_counts(title: str, split: str, text: Text, expected: _Counts, path: Path | None = None) -> None:
-    """Nothing; a split that does not hold what was published is refused."""
+    """Refuse a split that differs from the published one."""
     # Tokens first: they tell of a cut within a line, too.
     for what, want, got in (
         ("tokens", expected.tokens, text.num_tokens),
@@ -270,7 +270,7 @@ def _check_counts(title: str, split: str, text: Text, expected: _Counts, path: P
 
 
 def _download(known: _Known, split: str, folder: Path) -> None:
-    """Nothing; afterwards the split (of a zip file: every split) lies in `folder`, checked, whole."""
+    """Download a split to `folder` and check it (all splits of a zip file)."""
     file = known.files[split]
     failures = []
     for address in known.addresses:

@@ -50,7 +50,7 @@ Allowed = tuple[Content | None, ...]  # None: the file may be missing
 
 
 def content_of(path: Path) -> Content | None:
-    """Size and BLAKE2b-256 checksum of a file, read as a stream; None if there is no such file."""
+    """Return size and BLAKE2b-256 checksum of a file, read as a stream; None if there is no such file."""
     state, size = hashlib.blake2b(digest_size=32), 0
     try:
         with open(path, "rb", buffering=0) as stream:
@@ -65,7 +65,7 @@ def content_of(path: Path) -> Content | None:
 
 
 def confined(folder: Path, name: str) -> Path:
-    """The path of a file of the folder; a name or a link that leads out of the folder is refused."""
+    """Return the path of a file of the folder; a name or a link that leads out of the folder is refused."""
     pure = PurePosixPath(name)
     if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name or len(name) > 255:
         raise CheckpointError(f"{folder} names the file {name[:80]!r}, expected a name inside the folder")
@@ -80,7 +80,7 @@ def confined(folder: Path, name: str) -> Path:
 
 
 def read_manifest(folder: Path) -> dict[str, Allowed] | None:
-    """The contents each file may have; None without a manifest, an error for a damaged one."""
+    """Return the contents each file may have; None without a manifest, an error for a damaged one."""
     path = confined(folder, MANIFEST)
     remedy = f"restore the folder from a copy, or accept its files as they are with vlhmm manifest {folder} --accept"
     try:
@@ -185,7 +185,7 @@ def _check(folder: Path, path: Path, name: str, contents: Allowed) -> None:
 
 @contextmanager
 def replace_listed(folder: Path, name: str) -> Iterator[Path]:
-    """A temporary name to write to; then `name` is replaced and the manifest lists its new content.
+    """Yield a temporary name; at the end replace `name` and update the manifest.
 
     A kill at any moment leaves the old or the new file, and a manifest that accepts it. An error leaves the old ones.
     """

@@ -121,7 +121,7 @@ class PreparedText(Text):
         return np.concatenate([np.zeros(0, np.int64), *places])
 
     def token_arrays(self) -> Iterator[np.ndarray]:
-        """The ids of one shard after the other, memory-mapped."""
+        """Yield the ids of one shard after the other, memory-mapped."""
         for number in range(len(self.shards)):
             yield self._array(number, "ids", self._id_type)
 
@@ -132,7 +132,7 @@ class PreparedText(Text):
         return self._counts()[1]
 
     def parts(self, num_tokens: int) -> list[Part]:
-        """The text in consecutive parts of whole lines, none across shards, about `num_tokens` tokens each."""
+        """Return the text in consecutive parts of whole lines, none across shards, about `num_tokens` tokens each."""
         found = []
         for number, shard in enumerate(self.shards):
             many = max(1, round(shard.tokens / num_tokens))
@@ -146,7 +146,7 @@ class PreparedText(Text):
         return found
 
     def read(self, parts: Sequence[Part]) -> Text:
-        """Those parts as one text in memory. Its bytes and the words beyond the vocabulary are not counted: 0."""
+        """Return those parts as one text in memory. Its bytes and the words beyond the vocabulary are not counted: 0."""
         tokens, offsets, unk, before = [], [np.zeros(1, np.int64)], [], 0
         for part in parts:
             ends = self._ends(part.shard)
@@ -164,7 +164,7 @@ class PreparedText(Text):
         return Text(np.concatenate(tokens), np.concatenate(offsets), 0, len(literal), 0, literal)
 
     def token_range(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens start .. stop - 1 of the text, and where among them the text itself says <unk>."""
+        """Return tokens start .. stop - 1 of the text, and where among them the text itself says <unk>."""
         ids, unk, before, done = [], [], 0, 0
         for number, shard in enumerate(self.shards):
             low, high = max(start - before, 0), min(stop - before, shard.tokens)
@@ -178,7 +178,7 @@ class PreparedText(Text):
         return np.concatenate([np.zeros(0, np.int32), *ids]), np.concatenate([np.zeros(0, np.int64), *unk])
 
     def sentence(self, i: int) -> np.ndarray:
-        """Ids of line i, its <eos> included."""
+        """Return ids of line i, its <eos> included."""
         if not -self.num_sentences <= i < self.num_sentences:
             raise IndexError(f"sentence {i} of {self.num_sentences}")
         i %= self.num_sentences
@@ -204,7 +204,7 @@ class PreparedText(Text):
         return self._array(number, "ends", "<u8")
 
     def _array(self, number: int, ending: str, dtype: Any) -> np.ndarray:
-        """One file of a shard, memory-mapped; its checksum is compared the first time."""
+        """Return one file of a shard, memory-mapped; its checksum is compared the first time."""
         path = self.path / f"{number:05d}.{ending}"
         if not path.stat().st_size:
             return np.zeros(0, dtype)
@@ -341,19 +341,19 @@ class PreparedWriter:
 
 
 def token_stream(tokens: np.ndarray | Text) -> np.ndarray | Iterator[np.ndarray]:
-    """All ids of a text in memory, or the arrays of a prepared one in turn: what `cluster_words` reads."""
+    """Return all ids of a text in memory, or the arrays of a prepared one in turn: what `cluster_words` reads."""
     if isinstance(tokens, PreparedText):
         return tokens.token_arrays()
     return tokens.tokens if isinstance(tokens, Text) else tokens
 
 
 def word_counts_of(tokens: np.ndarray | Text, vocab_size: int) -> np.ndarray:
-    """How often each word occurs in a text, or in an array of ids."""
+    """Return how often each word occurs in a text, or in an array of ids."""
     return tokens.word_counts(vocab_size) if isinstance(tokens, Text) else np.bincount(tokens, minlength=vocab_size)
 
 
 def is_prepared(path: str | Path) -> bool:
-    """Whether a path is the folder of a prepared text."""
+    """Return whether a path is the folder of a prepared text."""
     return (Path(path) / _ABOUT).is_file()
 
 
@@ -421,7 +421,7 @@ def _learn(
     log: Callable[[str], None],
     progress: Progress | None,
 ) -> None:
-    """Ids in order of appearance go to a spool file; when all words are counted they are renumbered into shards."""
+    """Write ids in order of first appearance to a spool file, and renumber them into shards once all words are counted."""
     ids = _Provisional(max_types)
     spool, num_bytes, done = out / _SPOOL, 0, 0
     counts = np.zeros(1 << 16, dtype=np.int64)
@@ -484,7 +484,7 @@ class _Provisional(dict[str, int]):
 
 
 def _spooled(path: Path, chunk: int = 1 << 22) -> Iterator[tuple[int, np.ndarray]]:
-    """(place, ids) of the spool in chunks of whole lines."""
+    """Yield (place, ids) of the spool in chunks of whole lines."""
     left, place = np.zeros(0, np.int32), 0
     with open(path, "rb") as file:
         while content := file.read(4 * chunk):
@@ -526,7 +526,7 @@ _MAX_COUNT = 1 << 53
 
 
 def _read_about(path: Path) -> dict[str, Any]:
-    """The content of prepared.json, every field of the expected type and range."""
+    """Return the content of prepared.json, every field of the expected type and range."""
     file = path / _ABOUT
     try:
         about = json.loads(file.read_text(encoding="utf-8"))
@@ -552,7 +552,7 @@ def _about_checksum(about: dict[str, Any]) -> str:
 
 
 def _wrong_field(about: dict[str, Any]) -> str | None:
-    """The name of a field that is not what it should be; None if all are."""
+    """Return the name of a field that is not what it should be; None if all are."""
 
     def is_count(value: object) -> bool:
         return type(value) is int and 0 <= value < _MAX_COUNT

@@ -39,7 +39,7 @@ _TOKEN = re.compile(
 
 
 def tokenize(text: str) -> Iterator[list[str]]:
-    """The words of each sentence of running English text: lower case, punctuation apart, clitics apart."""
+    """Yield the words of each sentence of running English text: lower case, punctuation apart, clitics apart."""
     for paragraph in text.translate(_PLAIN).splitlines():
         for sentence in _SENTENCE_END.sub(r"\1\n", paragraph).split("\n"):
             words = _TOKEN.findall(sentence.lower())
@@ -48,7 +48,7 @@ def tokenize(text: str) -> Iterator[list[str]]:
 
 
 def sotu_lines() -> dict[str, list[list[str]]]:
-    """Lines of the canonical speeches by split: in order of date, i % 10 = 4 is valid, 9 test, else train."""
+    """Return lines of the canonical speeches by split: in order of date, i % 10 = 4 is valid, 9 test, else train."""
     lines: dict[str, list[list[str]]] = {"train": [], "valid": [], "test": []}
     for i, speech in enumerate(_speeches()):
         split = {_VALID: "valid", _TEST: "test"}.get(i % _CYCLE, "train")
@@ -57,7 +57,7 @@ def sotu_lines() -> dict[str, list[list[str]]]:
 
 
 def _speeches() -> Iterator[str]:
-    """The canonical speeches in order of date, each checked against the package's own checksum."""
+    """Yield the canonical speeches in order of date, each checked against the package's own checksum."""
     folder = _folder()
     rows = csv.DictReader(io.StringIO(_read(folder / "metadata.csv").decode()))
     canonical = [row for row in rows if row["is_sotu"] == "True"]

@@ -43,22 +43,22 @@ class Text:
         return self.num_tokens - self.num_sentences
 
     def sentence(self, i: int) -> np.ndarray:
-        """Ids of line i, its <eos> included."""
+        """Return ids of line i, its <eos> included."""
         if not -self.num_sentences <= i < self.num_sentences:
             raise IndexError(f"sentence {i} of {self.num_sentences}")
         i %= self.num_sentences
         return self.tokens[self.offsets[i] : self.offsets[i + 1]]
 
     def token_arrays(self) -> Iterator[np.ndarray]:
-        """The ids in consecutive arrays: of a text in memory all at once, of a prepared one shard by shard."""
+        """Yield the ids in consecutive arrays: of a text in memory all at once, of a prepared one shard by shard."""
         yield self.tokens
 
     def word_counts(self, vocab_size: int) -> np.ndarray:
-        """How often each word occurs."""
+        """Return how often each word occurs."""
         return np.bincount(self.tokens, minlength=vocab_size)
 
     def start_counts(self, vocab_size: int) -> np.ndarray:
-        """How often each word begins a line."""
+        """Return how often each word begins a line."""
         return np.bincount(self.tokens[self.offsets[:-1]], minlength=vocab_size)
 
     def __repr__(self) -> str:
@@ -66,14 +66,14 @@ class Text:
 
 
 def shards(text: Text, num_tokens: int) -> list[Text]:
-    """The text in consecutive parts of whole lines, much the same size, about `num_tokens` tokens each."""
+    """Return the text in consecutive parts of whole lines, much the same size, about `num_tokens` tokens each."""
     number = max(1, round(text.num_tokens / num_tokens))
     cuts = np.searchsorted(text.offsets, np.linspace(0, text.num_tokens, number + 1))
     return [lines(text, int(a), int(b)) for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
 
 
 def shuffled(text: Text, order: np.ndarray) -> Text:
-    """The same lines in another order: line order[0] first. Its bytes are the same."""
+    """Return the same lines in another order: line order[0] first. Its bytes are the same."""
     lengths = np.diff(text.offsets)[order]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     where = np.arange(text.num_tokens) - np.repeat(offsets[:-1] - text.offsets[:-1][order], lengths)
@@ -84,14 +84,14 @@ def shuffled(text: Text, order: np.ndarray) -> Text:
 
 
 def lines(text: Text, first: int, last: int) -> Text:
-    """Lines first .. last - 1 as a text of their own. Its bytes are not counted: 0."""
+    """Return lines first .. last - 1 as a text of their own. Its bytes are not counted: 0."""
     start, end = int(text.offsets[first]), int(text.offsets[last])
     unk = text.literal_unk[(text.literal_unk >= start) & (text.literal_unk < end)] - start
     return Text(text.tokens[start:end], text.offsets[first : last + 1] - start, 0, len(unk), 0, unk)
 
 
 def read_lines(path: str | Path, split: Callable[[str], list[str]] = str.split) -> Iterator[list[str]]:
-    """The words of each line of a file, plain or gzip, or of standard input ("-"); lazily, line by line.
+    """Yield the words of each line of a file, plain or gzip, or of standard input ("-"); lazily, line by line.
 
     `split` cuts a line into words: at blanks, or as a tokenizer does (`Vocabulary.split`).
     """
@@ -116,7 +116,7 @@ def read_lines(path: str | Path, split: Callable[[str], list[str]] = str.split) 
 
 
 def write_text(path: str | Path, text: Text, vocabulary: Vocabulary) -> None:
-    """Writes a text as words, a line a sentence, packed if the name ends in .gz; whole or not at all."""
+    """Write a text as words, a line a sentence, packed if the name ends in .gz; whole or not at all."""
     words = np.array(vocabulary.words, dtype=object)
     sentences = (" ".join(words[text.sentence(i)[:-1]]) + "\n" for i in range(text.num_sentences))
     content = "".join(sentences).encode()
@@ -127,7 +127,7 @@ _LITERAL_EOS = f"literal {EOS} in the text, expected none, as the reader adds on
 
 
 def count_words(lines: Iterable[list[str]]) -> Counter[str]:
-    """How often each word occurs, and <eos> once a line."""
+    """Return how often each word occurs, and <eos> once a line."""
     counts: Counter[str] = Counter()
     num_lines = 0
     for words in lines:
@@ -139,13 +139,13 @@ def count_words(lines: Iterable[list[str]]) -> Counter[str]:
 
 
 def encode(lines: Iterable[list[str]], vocabulary: Vocabulary) -> Text:
-    """`lines` as ids, <eos> after each; words beyond the vocabulary become <unk> and are counted as OOV."""
+    """Return `lines` as ids, <eos> after each; words beyond the vocabulary become <unk> and are counted as OOV."""
     get, unk = vocabulary.id_of.get, vocabulary.unk
     return _pack(lines, lambda words: map(get, words, repeat(unk)), vocabulary.eos, unk)
 
 
 def learn(lines: Iterable[list[str]], max_vocab: int | None = None, min_count: int = 1) -> tuple[Vocabulary, Text]:
-    """The vocabulary of `lines` (see `Vocabulary.build`) and `lines` in it; one pass, so pipes will do."""
+    """Return the vocabulary of `lines` (see `Vocabulary.build`) and `lines` in it; one pass, so pipes will do."""
     # Ids are given in order of appearance, and renumbered when the counts are known.
     id_of: defaultdict[str, int] = defaultdict(count().__next__)
     eos, unk = id_of[EOS], id_of[UNK]

@@ -57,7 +57,7 @@ class TokenVocabulary(Vocabulary):
 
     @classmethod
     def from_bytes(cls, content: bytes, end: int | str | None = None, name: str = "the tokenizer") -> "TokenVocabulary":
-        """The vocabulary of a tokenizer.json.
+        """Return the vocabulary of a tokenizer.json.
 
         Args:
             content: the file's bytes.
@@ -78,7 +78,7 @@ class TokenVocabulary(Vocabulary):
 
     @classmethod
     def read(cls, path: str | Path, end: int | str | None = None) -> "TokenVocabulary":  # type: ignore[override]
-        """The vocabulary of a tokenizer.json, or of a folder that holds one."""
+        """Return the vocabulary of a tokenizer.json, or of a folder that holds one."""
         path = Path(path)
         if path.is_dir():
             if not (path / "tokenizer.json").exists():
@@ -104,19 +104,19 @@ class TokenVocabulary(Vocabulary):
     # ---- text <-> ids
 
     def ids(self, text: str) -> list[int]:
-        """The ids of a text; no special token is added to it."""
+        """Return the ids of a text; no special token is added to it."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def text(self, ids: Iterable[int]) -> str:
-        """The text of some ids, without special tokens."""
+        """Return the text of some ids, without special tokens."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def split(self, text: str) -> list[str]:
-        """The pieces of a text, by the tokenizer."""
+        """Return the pieces of a text, by the tokenizer."""
         return [self.words[i] for i in self.ids(text)]
 
     def split_around(self, text: str, marker: re.Pattern[str]) -> list[str]:
-        """The pieces of a text and the markers in it.
+        """Return the pieces of a text and the markers in it.
 
         A piece carries the blank before its word, so the blank before a marker belongs to what the marker stands for.
         """
@@ -128,7 +128,7 @@ class TokenVocabulary(Vocabulary):
         return words + self.split(text[start:])
 
     def join(self, words: Sequence[str]) -> str:
-        """The text of some pieces; a name that is no piece (a mask) is kept as it is written."""
+        """Return the text of some pieces; a name that is no piece (a mask) is kept as it is written."""
         parts: list[str] = []
         run: list[int] = []
         for word in words:
@@ -174,7 +174,7 @@ class TokenVocabulary(Vocabulary):
 
 
 def byte_of_character() -> dict[str, int]:
-    """The byte that each character of a byte-level piece stands for (GPT-2's table).
+    """Return the byte that each character of a byte-level piece stands for (GPT-2's table).
 
     Printable Latin-1 characters stand for themselves, all other bytes, in order, for characters from 256 on.
     """
@@ -210,7 +210,7 @@ def _end_of(pieces: dict[str, int], end: int | str | None, name: str, size: int)
 
 
 def _without_blanks(piece: str) -> str:
-    """The piece as a name: blanks are spelled out, as vocabulary files have one name per line."""
+    """Return the piece as a name: blanks are spelled out, as vocabulary files have one name per line."""
     if piece and piece.split() == [piece]:
         return piece
     return "".join(c if not c.isspace() else f"\\u{ord(c):04x}" for c in piece) or "<empty>"
@@ -239,12 +239,12 @@ class TokenLine(NamedTuple):
 
 
 def is_jsonl(path: str | Path) -> bool:
-    """Whether a file is taken for JSON lines, by its name."""
+    """Return whether a file is taken for JSON lines, by its name."""
     return str(path).removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson"))
 
 
 def read_token_lines(path: str | Path, vocabulary: TokenVocabulary) -> Iterator[TokenLine]:
-    """The lines of a text file, or the records of a JSONL file, as ids.
+    """Yield the lines of a text file, or the records of a JSONL file, as ids.
 
     A record is a text, a list of ids, or an object with `text` or `ids`; `"finished": false` says that it was cut
     before its end of text. An end-of-text token that ends the ids is taken off and counts as finished.
@@ -311,7 +311,7 @@ def _line(
 
 
 def encode_tokens(lines: Iterable[TokenLine], vocabulary: TokenVocabulary) -> Text:
-    """Lines of ids as a `Text`: the end of text after every finished line. Empty cut lines are left out."""
+    """Return lines of ids as a `Text`: the end of text after every finished line. Empty cut lines are left out."""
     tokens, ends = array("i"), array("q", [0])
     num_bytes = 0
     for line in lines:
@@ -325,12 +325,12 @@ def encode_tokens(lines: Iterable[TokenLine], vocabulary: TokenVocabulary) -> Te
 
 
 def encode_file(path: str | Path, vocabulary: Vocabulary) -> Text:
-    """A file in the ids of a vocabulary: words of a text, or the tokens of a text or of JSON lines."""
+    """Return a file in the ids of a vocabulary: words of a text, or the tokens of a text or of JSON lines."""
     if isinstance(vocabulary, TokenVocabulary):
         return read_token_text(path, vocabulary)
     return encode(read_lines(path), vocabulary)
 
 
 def read_token_text(path: str | Path, vocabulary: TokenVocabulary) -> Text:
-    """A file of texts or ids as a `Text`."""
+    """Return a file of texts or ids as a `Text`."""
     return encode_tokens(read_token_lines(path, vocabulary), vocabulary)

@@ -20,24 +20,24 @@ class Words(NamedTuple):
     ids: list[int]
 
     def num_oov(self, vocabulary: Vocabulary) -> int:
-        """How many words the vocabulary does not hold."""
+        """Return how many words the vocabulary does not hold."""
         return sum(word not in vocabulary for word in self.words)
 
 
 def encode_words(vocabulary: Vocabulary, text: str | Sequence[str]) -> Words:
-    """The words of `text` (split by the vocabulary, if it is a string); no <eos> is added."""
+    """Return the words of `text` (split by the vocabulary, if it is a string); no <eos> is added."""
     words = vocabulary.split(text) if isinstance(text, str) else [str(word) for word in text]
     return Words(words, [vocabulary.id_of.get(word, vocabulary.unk) for word in words])
 
 
 def encode_sentence(vocabulary: Vocabulary, text: str | Sequence[str], eos: bool) -> Words:
-    """The words of `text`, followed by <eos> if `eos`."""
+    """Return the words of `text`, followed by <eos> if `eos`."""
     words, ids = encode_words(vocabulary, text)
     return Words([*words, vocabulary.words[vocabulary.eos]], [*ids, vocabulary.eos]) if eos else Words(words, ids)
 
 
 def known_word(vocabulary: Vocabulary, word: str) -> int:
-    """The id of a word that must be in the vocabulary: one named in a constraint means itself, not <unk>."""
+    """Return the id of a word that must be in the vocabulary: one named in a constraint means itself, not <unk>."""
     found = vocabulary.id_of.get(word)
     if found is None:
         near = nearest_words(vocabulary, word)
@@ -47,7 +47,7 @@ def known_word(vocabulary: Vocabulary, word: str) -> int:
 
 
 def nearest_words(vocabulary: Vocabulary, word: str, count: int = 3) -> list[str]:
-    """The words most like `word`, its lowercase form first."""
+    """Return the words most like `word`, its lowercase form first."""
     lower = [word.lower()] if word.lower() in vocabulary else []
     if len(word) > 100:
         return lower
@@ -56,7 +56,7 @@ def nearest_words(vocabulary: Vocabulary, word: str, count: int = 3) -> list[str
 
 
 def memory_check(what: str, num_bytes: float, budget: float, remedy: str, option: bool = True) -> None:
-    """A QueryError where `what` would take more than `budget` bytes; `option`: --memory raises the limit."""
+    """Raise a QueryError if `what` would take more than `budget` bytes; `option`: --memory raises the limit."""
     if num_bytes > budget:
         raise QueryError(
             f"{what} would take {gibibytes(num_bytes)}, the limit is {gibibytes(budget)}; {remedy}"
@@ -65,7 +65,7 @@ def memory_check(what: str, num_bytes: float, budget: float, remedy: str, option
 
 
 def check_sample_memory(n: int, max_tokens: int, budget: float, vector: int = 0) -> None:
-    """A QueryError where `n` samples would take more than `budget` bytes.
+    """Raise a QueryError if `n` samples would take more than `budget` bytes.
 
     A lower bound: a sample's objects, a few of its words, and `vector` numbers while it is drawn.
     """
@@ -74,7 +74,7 @@ def check_sample_memory(n: int, max_tokens: int, budget: float, vector: int = 0)
 
 
 def gibibytes(num_bytes: float) -> str:
-    """A size for people: '3.2 GiB', '40 MiB'."""
+    """Return a size for people: '3.2 GiB', '40 MiB'."""
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 

@@ -55,28 +55,28 @@ class Vocabulary:
         return f"Vocabulary({len(self):,} words)"
 
     def split(self, text: str) -> list[str]:
-        """The words of a text, as this vocabulary cuts it: at blanks."""
+        """Return the words of a text, as this vocabulary cuts it: at blanks."""
         return text.split()
 
     def split_around(self, text: str, marker: re.Pattern[str]) -> list[str]:
-        """The words of a text in which markers such as [MASK] stand for words: a marker is one word."""
+        """Return the words of a text in which markers such as [MASK] stand for words: a marker is one word."""
         return text.split()
 
     def join(self, words: Sequence[str]) -> str:
-        """The text of some words: with blanks between them."""
+        """Return the text of some words: with blanks between them."""
         return " ".join(words)
 
     def encode(self, words: Iterable[str]) -> np.ndarray:
-        """Ids of `words`, int32; what is not in the vocabulary becomes <unk>. No <eos> is added."""
+        """Return ids of `words`, int32; what is not in the vocabulary becomes <unk>. No <eos> is added."""
         return np.fromiter(map(self.id_of.get, words, repeat(self.unk)), dtype=np.int32)
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """The words of `ids`."""
+        """Return the words of `ids`."""
         return [self.words[i] for i in ids]
 
     @classmethod
     def build(cls, counts: Counter[str], max_size: int | None = None, min_count: int = 1) -> "Vocabulary":
-        """The words seen at least `min_count` times, most frequent first (ties by word), `max_size` at most.
+        """Return the words seen at least `min_count` times, most frequent first (ties by word), `max_size` at most.
 
         <eos> and <unk> are counted in `max_size` and always kept, at the end if unseen.
         """
@@ -96,7 +96,7 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: str | Path) -> "Vocabulary":
-        """The vocabulary in `path`, one word a line in order of id; a missing <eos> or <unk> is appended."""
+        """Return the vocabulary in `path`, one word a line in order of id; a missing <eos> or <unk> is appended."""
         line_of: dict[str, int] = {}
         name = display_name(path)
         with open_bytes(path) as stream:
@@ -118,5 +118,5 @@ class Vocabulary:
         return cls(tuple(words + [special for special in (EOS, UNK) if special not in line_of]))
 
     def write(self, path: str | Path) -> None:
-        """Nothing; afterwards `path` holds one word a line, in order of id, whole or not at all."""
+        """Write one word per line, in order of id, atomically."""
         write_atomically(path, "".join(f"{word}\n" for word in self.words).encode())

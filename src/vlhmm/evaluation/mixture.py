@@ -87,12 +87,12 @@ class Mixture:
         return None if None in counts else sum(counts)  # type: ignore[arg-type]
 
     def start(self, batch_size: int) -> MixtureCarry:
-        """The state before the first token, `batch_size` times."""
+        """Return the state before the first token, `batch_size` times."""
         possible = torch.ones(batch_size, len(self.components), dtype=torch.bool)
         return MixtureCarry(tuple(model.start(batch_size) for model in self.components), possible)
 
     def score_batch(self, tokens: Tensor, lengths: Tensor, carry: MixtureCarry) -> tuple[Tensor, MixtureCarry]:
-        """log p(x_t | x_<t), float64 (B, T), zero beyond `lengths`; and the state after each row.
+        """Return log p(x_t | x_<t), float64 (B, T), zero beyond `lengths`; and the state after each row.
 
         Costs what the components cost.
         """
@@ -102,7 +102,7 @@ class Mixture:
         return torch.where(inside, torch.logsumexp(log_probs + log_weights, dim=-1), 0.0), carry
 
     def component_scores(self, tokens: Tensor, lengths: Tensor, carry: MixtureCarry) -> tuple[Tensor, MixtureCarry]:
-        """log p_i(x_t | x_<t) of every component, float64 (B, T, n), zero beyond `lengths`; and the state after each row."""
+        """Return log p_i(x_t | x_<t) of every component, float64 (B, T, n), and the state after each row."""
         scored = [
             model.score_batch(tokens, lengths, c) for model, c in zip(self.components, carry.carries, strict=True)
         ]
@@ -118,7 +118,7 @@ class Mixture:
         return log_probs, MixtureCarry(carries, carry.possible & ~met.any(dim=1))
 
     def next_word_probabilities(self, carry: MixtureCarry) -> Tensor:
-        """p(x | text so far) of every word x, float64 (B, V)."""
+        """Return p(x | text so far) of every word x, float64 (B, V)."""
         total = torch.zeros(len(carry.possible), len(self.vocabulary), dtype=torch.float64)
         for i, (model, after) in enumerate(zip(self.components, carry.carries, strict=True)):
             predicted = model.next_word_probabilities(after).cpu()
@@ -157,7 +157,7 @@ def component_log_probs(
     num_streams: int = 16,
     progress: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
-    """log p_i(x_t | x_<t) of every token of a text under every component, (n, T): what EM reads."""
+    """Return log p_i(x_t | x_<t) of every token of a text under every component, (n, T): what EM reads."""
     done, rows = 0, []
     for model in components:
         # A mixture of one knows what is undefined.
@@ -205,7 +205,7 @@ def fit_weights(log_probs: np.ndarray, tolerance: float = 1e-10, max_iterations:
 
 
 def mixture_log_probs(log_probs: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """log sum_i w_i p_it, (T,), from the (n, T) log-probabilities of the components."""
+    """Return log sum_i w_i p_it, (T,), from the (n, T) log-probabilities of the components."""
     weighted = torch.from_numpy(log_probs) + torch.from_numpy(_log(weights))[:, None]
     return np.asarray(torch.logsumexp(weighted, dim=0))
 
@@ -329,7 +329,7 @@ def read_mixture(folder: str | Path) -> StoredMixture:
 
 
 def is_mixture(folder: str | Path) -> bool:
-    """Whether a folder says that it holds a mixture."""
+    """Return whether a folder says that it holds a mixture."""
     try:
         return bool(json.loads((Path(folder) / "config.json").read_bytes())["kind"] == KIND)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -22,7 +22,7 @@ PREPARED_TOKENS = 1 << 21  # of a prepared text that are read at once
 
 
 def perplexity(log_likelihood: float, tokens: int) -> float:
-    """exp(-log p / tokens); infinite for a text of probability zero."""
+    """Return exp(-log p / tokens); infinite for a text of probability zero."""
     try:
         return math.exp(-log_likelihood / tokens)
     except OverflowError:
@@ -56,7 +56,7 @@ def token_log_probs(
     batch_tokens: int = 16_384,
     progress: Progress | None = None,
 ) -> Float64[np.ndarray, " token"]:
-    """log p(x_t | x_<t) of every token of a text, in the text's order.
+    """Return log p(x_t | x_<t) of every token of a text, in the text's order.
 
     Each line from the start (`reset`), or streams with carried state (`carry`).
     """
@@ -85,7 +85,7 @@ def token_log_probs(
 
 
 def _sums(model: LanguageModel, text: Text, log_probs: Float64[np.ndarray, " token"]) -> tuple[float, float]:
-    """log p of all tokens, and of those that are no OOV."""
+    """Return log p of all tokens, and of those that are no OOV."""
     oov = text.tokens == model.vocabulary.unk
     oov[text.literal_unk] = False
     return float(log_probs.sum()), float(log_probs[~oov].sum())
@@ -99,7 +99,7 @@ def _sums_of_prepared(
     batch_tokens: int,
     progress: Progress | None,
 ) -> tuple[float, float]:
-    """As `_sums`, of a text of which only a part is in memory at any time."""
+    """Return the same sums for a prepared text, of which only a part is in memory at any time."""
     total = known = 0.0
     done = 0
     if rule == "reset":
@@ -144,7 +144,7 @@ def evaluate(
     batch_tokens: int = 16_384,
     progress: Progress | None = None,
 ) -> Report:
-    """The perplexity of a text: each line from the start (`reset`), or streams with carried state (`carry`)."""
+    """Return the perplexity of a text: each line from the start (`reset`), or streams with carried state (`carry`)."""
     if not text.num_tokens:
         raise DataError("there is no token to score; expected text, one sentence a line")
     if rule not in ("reset", "carry"):

@@ -21,13 +21,13 @@ class LanguageModel(Protocol):
         ...
 
     def start(self, batch_size: int) -> FilterState:
-        """The state before the first token of a text, `batch_size` times."""
+        """Return the state before the first token of a text, `batch_size` times."""
         ...
 
     def score_batch(self, tokens: Tensor, lengths: Tensor, carry: FilterState) -> tuple[Tensor, FilterState]:
-        """log p(x_t | x_<t) in float64, (B, T), zero beyond `lengths`; and the state after each row."""
+        """Return log p(x_t | x_<t) in float64, (B, T), zero beyond `lengths`; and the state after each row."""
         ...
 
     def next_word_probabilities(self, carry: FilterState) -> Tensor:
-        """p(x | text so far) of every word x, float64 (B, V)."""
+        """Return p(x | text so far) of every word x, float64 (B, V)."""
         ...

@@ -36,19 +36,19 @@ __all__ = [
 
 
 def use_kernels(table: Tensor) -> bool:
-    """Whether the compiled kernels serve this table: on a CPU, unless VLHMM_KERNELS=0."""
+    """Return whether the compiled kernels serve this table: on a CPU, unless VLHMM_KERNELS=0."""
     return table.device.type == "cpu" and os.environ.get("VLHMM_KERNELS", "1") != "0"
 
 
 def by_kernels(potentials: Potentials) -> bool:
-    """Whether the kernels are the fast way: not where one tile serves all edges, which is one product a step."""
+    """Return whether the kernels are the fast way: not where one tile serves all edges, which is one product a step."""
     return use_kernels(potentials.emission) and len(potentials.tiles) != 1
 
 
 def forward(
     potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch slot"] | None = None, workspace=None
 ) -> Forward:
-    """Filtered posteriors p(z_t | x_<=t) and log p(x_t | x_<t), in O(T K^2) a sequence."""
+    """Return filtered posteriors p(z_t | x_<=t) and log p(x_t | x_<t), in O(T K^2) a sequence."""
     if by_kernels(potentials):
         from vlhmm.inference import numba_backend
 
@@ -57,7 +57,7 @@ def forward(
 
 
 def posteriors(potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch slot"] | None = None) -> Posteriors:
-    """Smoothed posteriors p(z_t | x) and p(z_t-1, z_t | x); the latter takes O(B T K^2) memory."""
+    """Return smoothed posteriors p(z_t | x) and p(z_t-1, z_t | x); the latter takes O(B T K^2) memory."""
     passed = forward(potentials, chain, carry)
     if by_kernels(potentials):
         from vlhmm.inference import numba_backend
@@ -83,7 +83,7 @@ def add_expected_counts(
     carry: Float[Tensor, "batch slot"] | None = None,
     workspace=None,
 ) -> Forward:
-    """Adds a batch's expected counts to `counts`, in place; returns the forward pass.
+    """Add a batch's expected counts to `counts`, in place; returns the forward pass.
 
     What it gathers may still have to be multiplied by the tables, once for many batches: call `finish_counts` after
     the last.
@@ -109,7 +109,7 @@ def add_expected_counts(
 
 
 def finish_counts(counts: Counts | ChannelCounts, potentials: Potentials | ChannelPotentials) -> Counts | ChannelCounts:
-    """Expected counts, from what `add_expected_counts` gathered under these potentials."""
+    """Return expected counts, from what `add_expected_counts` gathered under these potentials."""
     if isinstance(counts, ChannelCounts):
         assert isinstance(potentials, ChannelPotentials)
         return low_rank_torch.finish_counts(counts, potentials)
@@ -145,7 +145,7 @@ def log_likelihood(
     chain: Chain,
     carry: Float[Tensor, "batch slot"] | None = None,
 ) -> Float[Tensor, ""]:
-    """log p(x) of the whole batch in float64, differentiable in the log-potentials by the posterior identity.
+    """Return log p(x) of the whole batch in float64, differentiable in the log-potentials by the posterior identity.
 
     The carry is a constant: gradients are truncated there.
     """

@@ -50,7 +50,7 @@ def log_softmax_of_blocks(first, last, hidden, weight, bias, words, begin, table
 def gradients_of_blocks(
     first, last, hidden, weight, words, begin, table, gradient, d_hidden, d_weight, d_bias
 ):  # fmt: skip
-    """The gradient in the states, the words and their biases from that in the table."""
+    """Return the gradient in the states, the words and their biases from that in the table."""
     num_states, width = hidden.shape[1], hidden.shape[2]
     zero = hidden.dtype.type(0)
     even = num_states - num_states % 4
@@ -130,6 +130,6 @@ def gradients(
 
 
 def _ranges(block_sizes: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Where each block's words begin, and the blocks cut into ranges of about as many words for every thread."""
+    """Return where each block's words begin, and the blocks cut into ranges of about as many words for every thread."""
     sizes = np.asarray(block_sizes, dtype=np.int64)
     return np.concatenate([[0], np.cumsum(sizes)]), even_bounds(sizes)

@@ -19,7 +19,7 @@ def expand(
     chain: Chain,
     log_carry: Float[Tensor, "batch slot"] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(log_first, log_emit, log_edge): every potential of a chain written out, O(B T K^2) memory.
+    """Return (log_first, log_emit, log_edge): every potential of a chain written out, O(B T K^2) memory.
 
     An edge that restarts leads from any state to p(z_1 | z_0): it forgets where it came from.
     """
@@ -58,7 +58,7 @@ def backward(
     log_edge: Float[Tensor, "batch time slot slot"],
     lengths: Int[Tensor, " batch"],
 ) -> Float[Tensor, "batch time slot"]:
-    r"""Backward messages $\log\beta_t(i) = \log p(x_{t+1:T} | z_t = i)$; zero at a row's last token and beyond."""
+    r"""Return backward messages $\log\beta_t(i) = \log p(x_{t+1:T} | z_t = i)$; zero at a row's last token and beyond."""
     log_beta = torch.zeros_like(log_emit[:, 0])
     messages = [log_beta]
     for t in range(log_emit.shape[1] - 1, 0, -1):
@@ -70,7 +70,7 @@ def backward(
 
 
 def log_likelihood(log_alpha: Float[Tensor, "batch time slot"], lengths: Int[Tensor, " batch"]) -> Tensor:
-    """log p(x) of every row: the last forward message, summed over states."""
+    """Return log p(x) of every row: the last forward message, summed over states."""
     last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, log_alpha.shape[2])
     total = log_alpha.gather(1, last)[:, 0].logsumexp(-1)
     return torch.where(lengths > 0, total, torch.zeros_like(total))
@@ -82,7 +82,7 @@ def posteriors(
     log_edge: Float[Tensor, "batch time slot slot"],
     lengths: Int[Tensor, " batch"],
 ) -> tuple[Tensor, Tensor]:
-    r"""(log p(z_t | x), log p(z_{t-1}, z_t | x)) for every row; the second is meaningless at t = 0."""
+    r"""Return (log p(z_t | x), log p(z_{t-1}, z_t | x)) for every row; the second is meaningless at t = 0."""
     log_alpha = forward(log_first, log_emit, log_edge)
     log_beta = backward(log_emit, log_edge, lengths)
     total = log_likelihood(log_alpha, lengths)

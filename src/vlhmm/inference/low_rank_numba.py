@@ -11,7 +11,7 @@ from vlhmm.inference.types import Chain, Forward
 
 @kernel
 def row_times(row, matrix, out):
-    """out = row @ matrix, four rows of the matrix at a time."""
+    """Compute out = row @ matrix, four rows of the matrix at a time."""
     size, width = matrix.shape
     even = size - size % 4
     for r in range(width):
@@ -27,7 +27,7 @@ def row_times(row, matrix, out):
 
 @kernel
 def times_column(matrix, column, out):
-    """out = matrix @ column; four rows at once share what is read of the column."""
+    """Compute out = matrix @ column, four rows at a time."""
     size, width = matrix.shape
     even, zero = size - size % 4, matrix.dtype.type(0)  # a literal 0 would make sums of float32 float64
     for i in range(0, even, 4):
@@ -101,7 +101,7 @@ def backward_rows(
 
 @kernel
 def count_outer(first, last, positions, begin, left, right, sums):
-    """sums[g, i, r] += left[q, i] right[q, r] over the positions q of row g, four at a time."""
+    """Return sums[g, i, r] += left[q, i] right[q, r] over the positions q of row g, four at a time."""
     size, width = left.shape[1], right.shape[1]
     for g in range(first, last):
         s, end = begin[g], begin[g + 1]
@@ -123,7 +123,7 @@ def count_outer(first, last, positions, begin, left, right, sums):
 
 @kernel
 def count_rows(first, last, positions, begin, values, totals):
-    """totals[g] += values[q] over the positions q of row g."""
+    """Return totals[g] += values[q] over the positions q of row g."""
     for g in range(first, last):
         for s in range(begin[g], begin[g + 1]):
             for j in range(totals.shape[1]):
@@ -137,7 +137,7 @@ def add_expected_counts(
     carry: Tensor | None = None,
     workspace: Workspace | None = None,
 ) -> Forward:
-    """As `channels.add_expected_counts`. With a workspace the messages live in it until its next use."""
+    """Add expected counts as `low_rank_torch` does. With a workspace, messages stay valid until its next use."""
     start, emission, leave, source, target, from_row, to_row = (table.contiguous().numpy() for table in potentials)
     start_of, emit_of, edge_of, lengths = arrays_of(chain)
     batch, time = emit_of.shape

@@ -59,7 +59,7 @@ class Messages(NamedTuple):
 def forward_backward(
     potentials: ChannelPotentials, chain: Chain, carry: Float[Tensor, "batch slot"] | None = None
 ) -> tuple[Forward, Messages]:
-    """Both passes, O(T K R) a sequence."""
+    """Return both passes, O(T K R) a sequence."""
     start, emission, leave, source, target, from_row, to_row = potentials
     batch, time = chain.emit_of.shape
     size, width = source.shape[1:]
@@ -102,7 +102,7 @@ def forward_backward(
 def add_expected_counts(
     counts: ChannelCounts, potentials: ChannelPotentials, chain: Chain, carry: Tensor | None = None
 ) -> Forward:
-    """Adds a batch's counts to `counts`, those of `source` and `target` still to be multiplied by the tables."""
+    """Add a batch's counts to `counts`, those of `source` and `target` still to be multiplied by the tables."""
     passed, messages = forward_backward(potentials, chain, carry)
     live = chain.live
     counts.emission.index_add_(0, chain.emit_of[live], messages.posterior[live])
@@ -122,7 +122,7 @@ def add_expected_counts(
 
 
 def finish_counts(counts: ChannelCounts, potentials: ChannelPotentials) -> ChannelCounts:
-    """Expected counts, from what was gathered under these potentials."""
+    """Return expected counts, from what was gathered under these potentials."""
     counts.source.mul_(potentials.source)
     counts.target.mul_(potentials.target)
     return counts

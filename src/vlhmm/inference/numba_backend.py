@@ -27,7 +27,7 @@ SAFE_MATH = {"reassoc", "contract", "nsz", "arcp"}
 
 
 def kernel(function: Callable) -> Callable:
-    """`function` compiled to run without the interpreter lock, kept on disk where a folder can be written."""
+    """Return `function` compiled to run without the interpreter lock, kept on disk where a folder can be written."""
     try:
         return numba.njit(nogil=True, fastmath=SAFE_MATH, cache=True, error_model="numpy")(function)
     except (RuntimeError, OSError):  # numba found no folder it may write to
@@ -45,7 +45,7 @@ def warn_uncached() -> None:
 
 @cache
 def pool(num_threads: int) -> ThreadPoolExecutor:
-    """The threads that run kernels. They, and only they, flush denormal numbers to zero: below 1e-38 in float32 a
+    """Return the threads that run kernels. They, and only they, flush denormal numbers to zero: below 1e-38 in float32 a
     multiplication takes a hundred times as long, and filtered posteriors are full of such states."""
     return ThreadPoolExecutor(
         num_threads, thread_name_prefix="vlhmm", initializer=lambda: torch.set_flush_denormal(True)
@@ -62,7 +62,7 @@ def parallel(function: Callable, bounds: np.ndarray, *arguments: Any) -> None:
 
 
 def even_bounds(weights: np.ndarray, parts: int | None = None) -> np.ndarray:
-    """Cuts 0..n into ranges of about equal total weight, one a thread."""
+    """Cut 0..n into ranges of about equal total weight, one a thread."""
     parts = parts or torch.get_num_threads()
     total = np.concatenate([[0], np.cumsum(weights)])
     cuts = np.searchsorted(total, np.linspace(0, total[-1], parts + 1)[1:-1])
@@ -71,7 +71,7 @@ def even_bounds(weights: np.ndarray, parts: int | None = None) -> np.ndarray:
 
 @kernel
 def link_by_tile(first, last, t, lengths, edge_of, head, after, entered):
-    """Links the rows that go through the same tile at time t: head[tile], then after[row - first], until -1.
+    """Link the rows that go through the same tile at time t: head[tile], then after[row - first], until -1.
 
     The first tiles in `entered` are those that have rows; returns how many. Tiles come from memory at a tenth of the
     speed of the arithmetic, so rows that need the same one should take turns at it.
@@ -90,7 +90,7 @@ def link_by_tile(first, last, t, lengths, edge_of, head, after, entered):
 
 @kernel
 def widest(row, first, t, after, widths, emit_of, size):
-    """How many states the linked rows come from and go to at time t: (left, right)."""
+    """Return how many states the linked rows come from and go to at time t: (left, right)."""
     left = right = 0
     while row >= 0:
         left = max(left, widths[emit_of[row, t - 1]] if t > 0 else size)
@@ -199,7 +199,7 @@ def backward_rows(first, last, emission, widths, tiles, emit_of, edge_of, length
 
 @kernel
 def count_edges(first, last, positions, begin, words, widths, alpha, carry, time, right, sums):
-    """sums[p, i, j] += alpha_{t-1}(i) right_t(j) over the tokens that enter through tile p, four at a time."""
+    """Return sums[p, i, j] += alpha_{t-1}(i) right_t(j) over the tokens that enter through tile p, four at a time."""
     for p in range(first, last):
         s, end = begin[p], begin[p + 1]
         while s < end:
@@ -238,7 +238,7 @@ def count_edges(first, last, positions, begin, words, widths, alpha, carry, time
 
 @kernel
 def count_rows(first, last, share, shares, rows_of, lengths, only_fresh, edge_of, posterior, totals):
-    """totals[rows_of[b, t]] += posterior[b, t] for the table rows r with r % shares == share."""
+    """Return totals[rows_of[b, t]] += posterior[b, t] for the table rows r with r % shares == share."""
     for b in range(first, last):
         for t in range(lengths[b]):
             row = rows_of[b, t]
@@ -262,7 +262,7 @@ class Workspace:
         self.arrays: dict[str, np.ndarray] = {}
 
     def get(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An array of that shape with whatever was in it before."""
+        """Return an array of that shape with whatever was in it before."""
         size = int(np.prod(shape))
         held = self.arrays.get(name)
         if held is None or held.dtype != dtype or held.size < size:
@@ -290,7 +290,7 @@ def widths_of(emission: np.ndarray) -> np.ndarray:
 def forward(
     potentials: Potentials, chain: Chain, carry: Tensor | None = None, workspace: Workspace | None = None
 ) -> Forward:
-    """As `scaled.forward`. With a workspace the messages live in it until its next use."""
+    """Run the forward recursion of `torch_backend.forward`. With a workspace, messages stay valid until its next use."""
     start, emission, tiles = (table.contiguous().numpy() for table in potentials)
     start_of, emit_of, edge_of, lengths = arrays_of(chain)
     shape = (*emit_of.shape, emission.shape[1])
@@ -325,7 +325,7 @@ def forward(
 def backward(
     potentials: Potentials, chain: Chain, forward: Forward, workspace: Workspace | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As `scaled.backward`."""
+    """Run the backward recursion of `torch_backend.backward`."""
     _, emission, tiles = (table.contiguous().numpy() for table in potentials)
     _, emit_of, edge_of, lengths = arrays_of(chain)
     alpha, workspace = forward.alpha.numpy(), workspace or Workspace()
@@ -383,7 +383,7 @@ def add_edge_sums(
 
 
 def add_table_counts(counts: Counts, chain: Chain, posterior: Tensor) -> None:
-    """Adds the posteriors to the emission rows of their words and to the start rows of fresh starts."""
+    """Add the posteriors to the emission rows of their words and to the start rows of fresh starts."""
     start_of, emit_of, edge_of, lengths = arrays_of(chain)
     shares = torch.get_num_threads()
     rows = posterior.numpy()

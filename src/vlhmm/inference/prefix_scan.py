@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def log_matmul(a: Float[Tensor, "*#n i j"], b: Float[Tensor, "*#n j k"]) -> Float[Tensor, "*#n i k"]:
-    """log(exp(a) @ exp(b)), safe for entries of -inf."""
+    """Return log(exp(a) @ exp(b)), also for entries of -inf."""
     shift_a = a.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(a.dtype).min)
     shift_b = b.amax(dim=-2, keepdim=True).clamp(min=torch.finfo(b.dtype).min)
     product = (a - shift_a).exp() @ (b - shift_b).exp()
@@ -19,7 +19,7 @@ def log_matmul(a: Float[Tensor, "*#n i j"], b: Float[Tensor, "*#n j k"]) -> Floa
 
 
 def prefix_products(log_matrices: Float[Tensor, "batch time k k"]) -> Float[Tensor, "batch time k k"]:
-    """All prefixes M_1, M_1 M_2, ..., by doubling: after round r every entry spans 2^r factors."""
+    """Return all prefixes M_1, M_1 M_2, ..., by doubling: after round r every entry spans 2^r factors."""
     products, span = log_matrices, 1
     while span < log_matrices.shape[1]:
         joined = log_matmul(products[:, :-span], products[:, span:])

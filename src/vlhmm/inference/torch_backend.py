@@ -13,12 +13,12 @@ from vlhmm.inference.types import Chain, Counts, Forward, Potentials
 
 
 def onward(rows: Float[Tensor, "n slot"], tiles: Tensor, edge: Tensor) -> Float[Tensor, "n slot"]:
-    """rows[b] @ tiles[edge[b]]"""
+    """Return rows[b] @ tiles[edge[b]]"""
     return rows @ tiles[0] if len(tiles) == 1 else torch.bmm(rows[:, None], tiles[edge])[:, 0]
 
 
 def forward(potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch slot"] | None = None) -> Forward:
-    """Filtered posteriors and log p(x_t | x_<t), in O(T K^2) a sequence; padding gets zeros."""
+    """Return filtered posteriors and log p(x_t | x_<t), in O(T K^2) a sequence; padding gets zeros."""
     start, emission, tiles = potentials
     batch, time = chain.emit_of.shape
     size = emission.shape[1]
@@ -42,7 +42,7 @@ def forward(potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch sl
 
 
 def backward(potentials: Potentials, chain: Chain, forward: Forward) -> tuple[Tensor, Tensor]:
-    r"""(posterior, right): $p(z_t | x)$ and $r_t = \beta_t \, p(x_t | z_t) / c_t$, so that the expected count
+    r"""Return (posterior, right): $p(z_t | x)$ and $r_t = \beta_t \, p(x_t | z_t) / c_t$, so that the expected count
     of an edge is $\hat\alpha_{t-1}(i) A_{ij} r_t(j)$; both (B, T, K), zero on padding."""
     _, emission, tiles = potentials
     alpha, log_scale = forward
@@ -69,7 +69,7 @@ def add_expected_counts(
     chain: Chain,
     carry: Float[Tensor, "batch slot"] | None = None,
 ) -> Forward:
-    """Adds the expected counts of a batch to `counts`, in place; returns the forward pass."""
+    """Add the expected counts of a batch to `counts`, in place; returns the forward pass."""
     passed = forward(potentials, chain, carry)
     posterior, right = backward(potentials, chain, passed)
     live, tiles = chain.live, potentials.tiles

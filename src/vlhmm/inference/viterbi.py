@@ -14,7 +14,7 @@ from vlhmm.inference.types import Chain
 def step_edges(
     t: int, log_start: Tensor, log_tiles: Tensor, chain: Chain, previous: Tensor
 ) -> Float[Tensor, "batch slot_from slot_to"]:
-    """previous(i) + log p(z_t = j | z_{t-1} = i); a fresh start leaves every i alike."""
+    """Return previous(i) + log p(z_t = j | z_{t-1} = i); where the chain restarts, it does not depend on i."""
     fresh = log_start[chain.start_of[:, t]][:, None, :].expand(-1, previous.shape[1], -1)
     edge = chain.edge_of[:, t]
     moves = (edge >= 0)[:, None, None]
@@ -23,7 +23,7 @@ def step_edges(
 
 
 def first_message(log_start: Tensor, chain: Chain, log_carry: Tensor | None) -> Tensor:
-    """What stands before the first token: the carried posterior, or certainty in a state that is never used."""
+    """Return what stands before the first token: the carried posterior, or certainty in a state that is never used."""
     if log_carry is not None:
         return log_carry
     message = log_start.new_full((len(chain.lengths), log_start.shape[1]), -torch.inf)
@@ -38,7 +38,7 @@ def viterbi(
     chain: Chain,
     log_carry: Float[Tensor, "batch slot"] | None = None,
 ) -> tuple[Int[Tensor, "batch time"], Float[Tensor, " batch"]]:
-    """(path, log p(x, path)): argmax over all state paths, in O(T K^2) a sequence.
+    """Return (path, log p(x, path)): argmax over all state paths, in O(T K^2) a sequence.
 
     With a carry the maximum runs over the states before the first token too.
     """
@@ -67,7 +67,7 @@ def sample_posterior(
     generator: torch.Generator,
     log_carry: Float[Tensor, "batch slot"] | None = None,
 ) -> Int[Tensor, "batch time"]:
-    """A path drawn from p(z | x) for every row: filter forward, sample backward."""
+    """Return a path drawn from p(z | x) for every row: filter forward, sample backward."""
     batch, time = chain.emit_of.shape
     before = first_message(log_start, chain, log_carry)
     messages, message, live = [], before, chain.live

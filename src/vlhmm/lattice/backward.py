@@ -41,7 +41,7 @@ class LatticeMessage(NamedTuple):
 
 
 def rescaled(values: Tensor, log_scale: Tensor) -> ScaledVectors:
-    """The same vectors, each with largest entry 1."""
+    """Return the same vectors, each with largest entry 1."""
     top = values.amax(dim=1) if values.shape[1] else values.new_zeros(len(values))
     positive = top > 0
     divisor = torch.where(positive, top, torch.ones_like(top))
@@ -50,7 +50,7 @@ def rescaled(values: Tensor, log_scale: Tensor) -> ScaledVectors:
 
 
 def row_index(num_states: int, states: np.ndarray) -> np.ndarray:
-    """(Q,) row numbers of the listed automaton states, -1 for the others."""
+    """Return (Q,) row numbers of the listed automaton states, -1 for the others."""
     row_of = np.full(num_states, -1, dtype=np.int64)
     row_of[states] = np.arange(len(states))
     return row_of
@@ -76,20 +76,20 @@ class BackwardLattice:
     _emission: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
     def log_total(self, start: int) -> float:
-        """log of everything, the automaton beginning in `start`; -inf where it is impossible."""
+        """Return log of everything, the automaton beginning in `start`; -inf where it is impossible."""
         value = self.before[0]
         row = int(value.row_of[start])
         return -np.inf if row < 0 else float(value.log_fresh[row])  # type: ignore[index]
 
     def emission(self, classes: tuple[int, ...]) -> Tensor:
-        """(S,) p(a word of these classes | z), or the largest such p(x | z)."""
+        """Return (S,) p(a word of these classes | z), or the largest such p(x | z)."""
         if classes not in self._emission:
             words = np.flatnonzero(np.isin(self.template.automaton.class_of_word, classes))
             self._emission[classes] = self.ring.emission(torch.from_numpy(words).to(self.distributions.device))
         return self._emission[classes]
 
     def arrival(self, following: LatticeMessage, state: int) -> tuple[Tensor, float]:
-        """(values (S,), log scale) of sum_q' E_qq'(z') R(q', z') for one automaton state q."""
+        """Return (values (S,), log scale) of sum_q' E_qq'(z') R(q', z') for one automaton state q."""
         template, ring = self.template, self.ring
         terms: list[tuple[Tensor, Tensor | None, float]] = []
         for target, classes in self.targets(state).items():
@@ -113,7 +113,7 @@ class BackwardLattice:
         return result, top
 
     def targets(self, state: int) -> dict[int, tuple[int, ...]]:
-        """{q': the classes of words that lead from q to q'}."""
+        """Return {q': the classes of words that lead from q to q'}."""
         found: dict[int, tuple[int, ...]] = {}
         for c in self.template.classes:
             target = int(self.template.automaton.delta[state, c])
@@ -121,12 +121,12 @@ class BackwardLattice:
         return found
 
     def is_fresh(self, word_class: int) -> bool:
-        """Whether the chain restarts after a word of this class."""
+        """Return whether the chain restarts after a word of this class."""
         return self.distributions.rule == "reset" and word_class == self.template.automaton.eos_class
 
 
 def backward(distributions: HMMDistributions, template: InfillTemplate, ring: SumProduct) -> BackwardLattice:
-    """All backward messages of `template`."""
+    """Return all backward messages of `template`."""
     lattice = BackwardLattice(template, distributions, ring)
     last = len(template.items)
     lattice.before[last] = _end(distributions, template)
@@ -142,7 +142,7 @@ def backward(distributions: HMMDistributions, template: InfillTemplate, ring: Su
 
 
 def _end(distributions: HMMDistributions, template: InfillTemplate) -> LatticeMessage:
-    """Nothing more to come: one, wherever the automaton accepts."""
+    """Return the message after the last item: one where the automaton accepts."""
     support, states = template.supports[-1], np.flatnonzero(template.entry[-1])
     size = distributions.num_states if support.every else distributions.states_per_block
     zeros = torch.zeros(len(states), dtype=torch.float64, device=distributions.device)
@@ -198,7 +198,7 @@ def _gap(lattice: BackwardLattice, i: int, item: Gap) -> GapMessages:
 
 
 def _stored(value: LatticeMessage, store: Tensor) -> tuple[LatticeMessage, Tensor]:
-    """(the message, moved to the first rows of `store`; the rows that are left)."""
+    """Return (the message, moved to the first rows of `store`; the rows that are left)."""
     assert value.rows is not None
     count = len(value.rows.values)
     store[:count] = value.rows.values
@@ -206,7 +206,7 @@ def _stored(value: LatticeMessage, store: Tensor) -> tuple[LatticeMessage, Tenso
 
 
 def _slot(lattice: BackwardLattice, following: LatticeMessage, states: np.ndarray) -> ScaledVectors:
-    """What arrives in the state of a gap's word, for each listed automaton state before that word."""
+    """Return what arrives in the state of a gap's word, for each listed automaton state before that word."""
     distributions = lattice.distributions
     values = torch.empty(len(states), distributions.num_states, dtype=torch.float64, device=distributions.device)
     scales = []
@@ -217,7 +217,7 @@ def _slot(lattice: BackwardLattice, following: LatticeMessage, states: np.ndarra
 
 
 def _before_gap(lattice: BackwardLattice, i: int) -> LatticeMessage:
-    """The sum (or best) of the gap's lengths."""
+    """Return the sum (or best) of the gap's lengths."""
     template, ring, lengths = lattice.template, lattice.ring, lattice.gaps[i].lengths
     states = np.flatnonzero(template.entry[i])
     support = template.supports[i]
@@ -237,7 +237,7 @@ def _before_gap(lattice: BackwardLattice, i: int) -> LatticeMessage:
 
 
 def _rows_at(value: LatticeMessage, states: np.ndarray) -> tuple[Tensor, Tensor]:
-    """(values, log scales) of the listed automaton states; zero and -inf where there is no message."""
+    """Return (values, log scales) of the listed automaton states; zero and -inf where there is no message."""
     assert value.rows is not None
     row = torch.from_numpy(value.row_of[states]).to(value.rows.values.device)
     inside = row >= 0
@@ -249,7 +249,7 @@ def _rows_at(value: LatticeMessage, states: np.ndarray) -> tuple[Tensor, Tensor]
 
 
 def _fresh_at(value: LatticeMessage, states: np.ndarray) -> Tensor:
-    """log values for a fresh start of the listed automaton states; -inf where there is no message."""
+    """Return log values for a fresh start of the listed automaton states; -inf where there is no message."""
     assert value.log_fresh is not None
     row = torch.from_numpy(value.row_of[states]).to(value.log_fresh.device)
     if not len(value.log_fresh):
@@ -258,7 +258,7 @@ def _fresh_at(value: LatticeMessage, states: np.ndarray) -> Tensor:
 
 
 def _restricted(distributions: HMMDistributions, value: LatticeMessage, support: MessageSupport) -> LatticeMessage:
-    """A message on all states, on a smaller domain."""
+    """Return a message on all states, on a smaller domain."""
     rows = value.rows
     if rows is not None and not support.every:
         rows = (
@@ -272,7 +272,7 @@ def _restricted(distributions: HMMDistributions, value: LatticeMessage, support:
 def _pushed(
     lattice: BackwardLattice, arrival: ScaledVectors, block: int | None, support: MessageSupport, row_of: np.ndarray
 ) -> LatticeMessage:
-    """What stands before a transition, from what `arrival` says of the state it leads to.
+    """Return what stands before a transition, from what `arrival` says of the state it leads to.
 
     `arrival` lives on the states of `block`, or on all states (None).
     """

@@ -24,7 +24,7 @@ class GapMarginals(NamedTuple):
 
 
 def gap_marginals(lattice: BackwardLattice, start: int) -> list[GapMarginals]:
-    """The marginals of every gap, the automaton beginning in `start`."""
+    """Return the marginals of every gap, the automaton beginning in `start`."""
     template, distributions = lattice.template, lattice.distributions
     last = max(i for i, item in enumerate(template.items) if isinstance(item, Gap))
     after = LatticeMessage(
@@ -46,7 +46,7 @@ def gap_marginals(lattice: BackwardLattice, start: int) -> list[GapMarginals]:
 
 
 def _after_word(lattice: BackwardLattice, item: Fixed, before: LatticeMessage, block: int | None) -> LatticeMessage:
-    """p(words so far, q, z) after a given word."""
+    """Return p(words so far, q, z) after a given word."""
     template, distributions = lattice.template, lattice.distributions
     states = np.flatnonzero(before.row_of >= 0)
     targets = template.step(states, item)
@@ -72,7 +72,7 @@ def _after_word(lattice: BackwardLattice, item: Fixed, before: LatticeMessage, b
 
 
 def _summed(parts: list[tuple[Tensor, Tensor]], target: np.ndarray, count: int) -> ScaledVectors:
-    """Rows added into `count` sums, each part's row i into sum target[i]."""
+    """Return rows added into `count` sums, each part's row i into sum target[i]."""
     device = parts[0][0].device
     index = torch.from_numpy(target).to(device)
     top = torch.full((count,), -torch.inf, dtype=torch.float64, device=device)
@@ -110,7 +110,7 @@ def _after_gap(
 
 
 def _length_posterior(lengths: dict[int, LatticeMessage], before: LatticeMessage) -> dict[int, float]:
-    """{n: p(n words)} from the messages on both sides of a gap's left end."""
+    """Return {n: p(n words)} from the messages on both sides of a gap's left end."""
     logs = {}
     for n, value in lengths.items():
         terms = []
@@ -129,7 +129,7 @@ def _length_posterior(lengths: dict[int, LatticeMessage], before: LatticeMessage
 
 
 def _arrive(lattice: BackwardLattice, before: LatticeMessage, block: int | None) -> LatticeMessage:
-    """p(words so far, q, z) where z is the state of the word to come: one transition further, on all
+    """Return p(words so far, q, z) where z is the state of the word to come: one transition further, on all
     states."""
     distributions = lattice.distributions
     parts: list[tuple[Tensor, Tensor]] = []
@@ -148,7 +148,7 @@ def _arrive(lattice: BackwardLattice, before: LatticeMessage, block: int | None)
 
 
 def _word_marginal(lattice: BackwardLattice, arrive: LatticeMessage, following: LatticeMessage) -> np.ndarray:
-    """(V,) the distribution of the word in a slot, given what comes to it from both sides."""
+    """Return (V,) the distribution of the word in a slot, given what comes to it from both sides."""
     template, distributions = lattice.template, lattice.distributions
     assert arrive.rows is not None
     weights, tops = [], []
@@ -184,7 +184,7 @@ def _word_marginal(lattice: BackwardLattice, arrive: LatticeMessage, following: 
 
 
 def _emitted(lattice: BackwardLattice, arrive: LatticeMessage) -> LatticeMessage:
-    """p(words so far, q, z) after one more word of the gap, whatever word."""
+    """Return p(words so far, q, z) after one more word of the gap, whatever word."""
     template, distributions = lattice.template, lattice.distributions
     assert arrive.rows is not None
     parts: dict[int, list[tuple[Tensor, float]]] = {}
@@ -220,7 +220,7 @@ def _emitted(lattice: BackwardLattice, arrive: LatticeMessage) -> LatticeMessage
 
 
 def _everywhere(lattice: BackwardLattice, value: LatticeMessage, block: int | None) -> LatticeMessage:
-    """The same message, written on all states."""
+    """Return the same message, written on all states."""
     distributions = lattice.distributions
     if value.rows is None or block is None:
         return value
@@ -232,7 +232,7 @@ def _everywhere(lattice: BackwardLattice, value: LatticeMessage, block: int | No
 
 
 def _union(lattice: BackwardLattice, values: list[LatticeMessage]) -> LatticeMessage:
-    """The sum of messages on all states."""
+    """Return the sum of messages on all states."""
     distributions = lattice.distributions
     states = np.flatnonzero(np.any([value.row_of >= 0 for value in values], axis=0))
     row_of = row_index(lattice.template.automaton.num_states, states)

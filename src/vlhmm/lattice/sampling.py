@@ -23,15 +23,15 @@ class Chooser(Protocol):
     """How one of several weighted alternatives is chosen."""
 
     def among(self, weights: Tensor) -> Tensor:
-        """(n,) an index a row of (n, m) weights."""
+        """Return (n,) an index a row of (n, m) weights."""
         ...
 
     def again(self, weights: Tensor, count: int) -> Tensor:
-        """(count,) indices into the same (m,) weights."""
+        """Return (count,) indices into the same (m,) weights."""
         ...
 
     def words(self, lattice: BackwardLattice, states: Tensor, word_class: int) -> Tensor:
-        """(n,) a word of one class for each state."""
+        """Return (n,) a word of one class for each state."""
         ...
 
 
@@ -43,7 +43,7 @@ class Draw:
         self._sums: dict[int, Tensor] = {}
 
     def uniform(self, count: int) -> Tensor:
-        """(count,) numbers in [0, 1)."""
+        """Return (count,) numbers in [0, 1)."""
         return torch.rand(count, generator=self.generator, dtype=torch.float64)
 
     def among(self, weights: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Best:
 
 
 def inverted(cumulative: Tensor, uniform: Tensor) -> Tensor:
-    """The first index whose running sum exceeds uniform * total: never one of weight zero."""
+    """Return the first index whose running sum exceeds uniform * total: never one of weight zero."""
     total = cumulative[..., -1:]
     target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative.contiguous(), target.contiguous(), right=True)
@@ -100,7 +100,7 @@ class _Walk:
 
 
 def fills(lattice: BackwardLattice, start: int, count: int, chooser: Chooser) -> list[list[list[int]]]:
-    """`count` fills, each a list of word ids for every gap, the automaton beginning in `start`."""
+    """Return `count` fills, each a list of word ids for every gap, the automaton beginning in `start`."""
     template, distributions = lattice.template, lattice.distributions
     walk = _Walk(count, start, distributions.device)
     found: list[list[list[int]]] = [[] for _ in range(count)]
@@ -134,7 +134,7 @@ def _read_word(lattice: BackwardLattice, item: Fixed, walk: _Walk) -> None:
 
 
 def _rows_into(lattice: BackwardLattice, states: Tensor, columns: Tensor, fresh: Tensor) -> Tensor:
-    """(n, K) p(z' | z) for z' in `columns`, or `fresh` where z is -1."""
+    """Return (n, K) p(z' | z) for z' in `columns`, or `fresh` where z is -1."""
     distributions = lattice.distributions
     distinct, where = states.unique(return_inverse=True)
     result = torch.empty(len(distinct), len(columns), dtype=torch.float64, device=states.device)
@@ -166,7 +166,7 @@ def _walk_gap(lattice: BackwardLattice, gap: GapMessages, walk: _Walk, chooser: 
 
 
 def _enter(lattice: BackwardLattice, gap: GapMessages, walk: _Walk, chooser: Chooser) -> np.ndarray:
-    """(n,) the gap's length in each text, chosen together with the state on its left (then in
+    """Return (n,) the gap's length in each text, chosen together with the state on its left (then in
     `walk.state`)."""
     lengths = sorted(gap.lengths)
     remaining = np.zeros(walk.count, dtype=np.int64)
@@ -199,7 +199,7 @@ def _enter(lattice: BackwardLattice, gap: GapMessages, walk: _Walk, chooser: Cho
 
 
 def _joint(values: Sequence[LatticeMessage], q: int, states: Tensor | None) -> Tensor:
-    """(lengths, K or chosen states) the messages of one automaton state on one scale (the states' own, if
+    """Return (lengths, K or chosen states) the messages of one automaton state on one scale (the states' own, if
     chosen)."""
     rows = []
     for value in values:
@@ -216,7 +216,7 @@ def _joint(values: Sequence[LatticeMessage], q: int, states: Tensor | None) -> T
 
 
 def _fresh(values: Sequence[LatticeMessage], q: int) -> Tensor:
-    """(lengths,) the messages of one automaton state for a fresh start, on one scale."""
+    """Return (lengths,) the messages of one automaton state for a fresh start, on one scale."""
     logs = []
     for value in values:
         assert value.log_fresh is not None
@@ -229,7 +229,7 @@ def _fresh(values: Sequence[LatticeMessage], q: int) -> Tensor:
 def _slot_words(
     lattice: BackwardLattice, following: LatticeMessage, q: int, state: Tensor, texts: np.ndarray, chooser: Chooser
 ) -> tuple[Tensor, Tensor, np.ndarray]:
-    """(word, state or -1 after a fresh start, automaton state after it) for each text that stands in q."""
+    """Return (word, state or -1 after a fresh start, automaton state after it) for each text that stands in q."""
     distributions, automaton, template = lattice.distributions, lattice.template.automaton, lattice.template
     arrival, _ = lattice.arrival(following, q)
     index = torch.from_numpy(texts).to(distributions.device)

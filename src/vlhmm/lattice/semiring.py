@@ -17,39 +17,39 @@ class SumProduct:
         self.distributions = distributions
 
     def backward_step(self, beta: Tensor) -> Tensor:
-        """(n, S) sum_z' p(z' | z) beta(z'), beta (n, S)."""
+        """Return (n, S) sum_z' p(z' | z) beta(z'), beta (n, S)."""
         return self.distributions.backward_step(beta)
 
     def backward_step_to(self, block: int, beta: Tensor) -> Tensor:
-        """(n, S) the same for beta (n, K) on one block."""
+        """Return (n, S) the same for beta (n, K) on one block."""
         return self.distributions.backward_step_to([block] * len(beta), beta)
 
     def backward_step_at(self, block: int, beta: Tensor) -> Tensor:
-        """(n, K) the same for z in one block only, beta (n, S)."""
+        """Return (n, K) the same for z in one block only, beta (n, S)."""
         return self.distributions.backward_step_at(block, beta)
 
     def forward_step_tile(self, alpha: Tensor, tile: Tensor) -> Tensor:
-        """(n, K) sum_z alpha(z) p(z' | z)."""
+        """Return (n, K) sum_z alpha(z) p(z' | z)."""
         return alpha @ tile
 
     def backward_step_tile(self, tile: Tensor, beta: Tensor) -> Tensor:
-        """(n, K) sum_z' p(z' | z) beta(z')."""
+        """Return (n, K) sum_z' p(z' | z) beta(z')."""
         return beta @ tile.T
 
     def join(self, a: Tensor, b: Tensor) -> Tensor:
-        """Two alternatives as one."""
+        """Return two alternatives as one."""
         return a + b
 
     def total(self, weights: Tensor) -> Tensor:
-        """All alternatives along the last axis as one."""
+        """Return all alternatives along the last axis as one."""
         return weights.sum(-1)
 
     def join_logs(self, logs: Tensor) -> Tensor:
-        """All alternatives along the first axis as one, in logs."""
+        """Return all alternatives along the first axis as one, in logs."""
         return logs.logsumexp(0)
 
     def emission(self, words: Tensor) -> Tensor:
-        """(S,) p(one of the words | z)."""
+        """Return (S,) p(one of the words | z)."""
         return self.distributions.class_emission(words)
 
 
@@ -87,7 +87,7 @@ class MaxProduct(SumProduct):
         return self.distributions.class_peak(words)
 
     def _best_rows(self, states: Tensor, beta: Tensor) -> Tensor:
-        """(n, len(states)) max_z' p(z' | z) beta(z')."""
+        """Return (n, len(states)) max_z' p(z' | z) beta(z')."""
         distributions = self.distributions
         top = beta.amax(dim=1, keepdim=True)
         scaled = (beta / torch.where(top > 0, top, torch.ones_like(top))).to(distributions.dtype)
@@ -101,7 +101,7 @@ class MaxProduct(SumProduct):
 
 
 def columns_of(distributions: HMMDistributions, block: int) -> Tensor:
-    """(K, S) p(z' | z) for z' in one block and every z."""
+    """Return (K, S) p(z' | z) for z' in one block and every z."""
     size = distributions.states_per_block
     unit = torch.eye(size, dtype=torch.float64, device=distributions.device)
     return distributions.backward_step_to([block] * size, unit)

@@ -42,7 +42,7 @@ Item = Fixed | Gap
 
 
 def parse_template(vocabulary: Vocabulary, text: str | Sequence[str]) -> tuple[list[Item], list[str]]:
-    """(items, words as written) of a text with [MASK], [MASK:n] and [MASK:a-b]; no <eos> is added."""
+    """Return (items, words as written) of a text with [MASK], [MASK:n] and [MASK:a-b]; no <eos> is added."""
     words = vocabulary.split_around(text, MASK) if isinstance(text, str) else [str(word) for word in text]
     return [_item(vocabulary, word) for word in words], words
 
@@ -89,17 +89,17 @@ class InfillTemplate:
     remaining: dict[int, tuple[np.ndarray, ...]]  # gap i: (Q,) bool for r = 0 .. high words remaining
 
     def possible(self, start: int) -> bool:
-        """Whether the automaton can end well from `start`, whatever the model says."""
+        """Return whether the automaton can end well from `start`, whatever the model says."""
         return bool(self.entry[0][start])
 
     def step(self, states: np.ndarray, item: Fixed) -> np.ndarray:
-        """The automaton states after a given word."""
+        """Return the automaton states after a given word."""
         if not item.read:
             return states
         return np.asarray(self.automaton.delta[states, self.automaton.class_of_word[item.word]])
 
     def num_bytes(self, num_states: int) -> int:
-        """What the messages take: 8 bytes a (words remaining, automaton state, state of the model)."""
+        """Return what the messages take: 8 bytes a (words remaining, automaton state, state of the model)."""
         rows = sum(int(states.sum()) for masks in self.remaining.values() for states in masks[:-1])
         widest = max((int(states.sum()) for masks in self.remaining.values() for states in masks), default=0)
         return 8 * num_states * (rows + 3 * widest + len(self.classes))
@@ -108,7 +108,7 @@ class InfillTemplate:
 def make_template(
     distributions: HMMDistributions, items: Sequence[Item], automaton: Automaton, allow_eos: bool, starts: Sequence[int]
 ) -> InfillTemplate:
-    """The template for `items` under `automaton`, read from each of its states `starts`."""
+    """Return the template for `items` under `automaton`, read from each of its states `starts`."""
     num_q = automaton.num_states
     used = (
         np.unique(np.delete(automaton.class_of_word, distributions.eos)).tolist()
@@ -175,7 +175,7 @@ def make_template(
 
 
 def check_memory(template: InfillTemplate, num_states: int, budget: float) -> None:
-    """Nothing, or a QueryError where the messages would take more than `budget` bytes."""
+    """Raise a QueryError if the messages would take more than `budget` bytes."""
     needed = template.num_bytes(num_states)
     if needed > budget:
         gap = max((item.high for item in template.items if isinstance(item, Gap)), default=0)
@@ -187,7 +187,7 @@ def check_memory(template: InfillTemplate, num_states: int, budget: float) -> No
 
 
 def with_end(items: list[Item], words: list[str], vocabulary: Vocabulary, eos: bool) -> tuple[list[Item], list[str]]:
-    """The items, followed by an <eos> that no constraint reads, if `eos` and the text does not end in one."""
+    """Return the items, followed by an <eos> that no constraint reads, if `eos` and the text does not end in one."""
     if not eos or (words and words[-1] == vocabulary.words[vocabulary.eos]):
         return items, words
     return [*items, Fixed(vocabulary.eos, read=False)], [*words, vocabulary.words[vocabulary.eos]]

@@ -60,7 +60,7 @@ def posteriors(
     memory: float = DEFAULT_MEMORY,
     before: Prefix | None = None,
 ) -> Posteriors:
-    """Filtered and smoothed posteriors of every word's state; that the text ends there is known, if `eos`."""
+    """Return filtered and smoothed posteriors of every word's state; that the text ends there is known, if `eos`."""
     distributions = model.distributions
     words, ids = encode_words(model.vocabulary, text)
     plain, ended = _pieces(distributions, ids, eos, memory, before)
@@ -83,7 +83,7 @@ def decode(
     eos_state: EosState = "max",
     before: Prefix | None = None,
 ) -> list[Decoding]:
-    """The `k` best state paths, best first; or, by method "posterior", the most probable state of each word.
+    """Return the `k` best state paths, best first; or, by method "posterior", the most probable state of each word.
 
     If `eos`, an <eos> comes after the words. A path has a state for it too (`eos_state` "max": Viterbi over all tokens);
     or paths are those of the words alone, and the state of <eos> is summed over ("sum").
@@ -132,7 +132,7 @@ def decode(
 def _best_paths(
     log_start: Tensor, log_emission: Tensor, log_tiles: Tensor, chain: inference.Chain, k: int
 ) -> list[tuple[Tensor, float]]:
-    """The k best paths of a chain of one row with their log p(x, path); fewer, where fewer are possible.
+    """Return the k best paths of a chain of one row with their log p(x, path); fewer, where fewer are possible.
 
     Each state keeps its k best histories: O(T K^2 k log k).
     """
@@ -170,7 +170,7 @@ def _first(ids: Sequence[int], before: Prefix | None) -> Tensor | None:
 def _pieces(
     distributions: HMMDistributions, ids: Sequence[int], eos: bool, memory: float, before: Prefix | None
 ) -> tuple[ChainInputs, ChainInputs]:
-    """(the chain of the words, the same with p(<eos> | z) of the last state z as part of the text)."""
+    """Return (the chain of the words, the same with p(<eos> | z) of the last state z as part of the text)."""
     if not ids:
         raise QueryError("an empty text has no states; give at least one word")
     size = distributions.states_per_block

@@ -85,7 +85,7 @@ class Infilling:
         return f"Infilling({' '.join(self.words)!r}, log_evidence={self.log_evidence:.4f}, log_constraint={self.log_constraint})"
 
     def sample(self, n: int = 1, seed: Seed = 0) -> list[Fill]:
-        """`n` independent draws from p(fill | observed, constraint), each with its exact probability."""
+        """Return `n` independent draws from p(fill | observed, constraint), each with its exact probability."""
         if n < 1:
             raise QueryError(f"asked for {n} samples, expected at least 1")
         words = sum(item.high for item in self.template.items if isinstance(item, Gap))
@@ -94,7 +94,7 @@ class Infilling:
         return self._fills(found)
 
     def best(self) -> BestFill:
-        """The most probable word of a single one-word gap; else the fill on the single most probable path.
+        """Return the most probable word of a single one-word gap; else the fill on the single most probable path.
 
         The most probable fill of a longer gap sums over state paths inside a maximum over words, which no
         known algorithm does efficiently: the path's fill is what can be had exactly, and it is called that.
@@ -110,11 +110,11 @@ class Infilling:
         return BestFill(self._fills(found)[0], "joint path", log_path)
 
     def marginals(self) -> list[GapDistribution]:
-        """Each gap's length and, given its length, the distribution of each of its words."""
+        """Return each gap's length and, given its length, the distribution of each of its words."""
         return [self._distribution(found) for found in gap_marginals(self._lattice, self._start)]
 
     def log_prob(self, *gaps: str | Sequence[str]) -> float:
-        """log p(fill | observed, constraint) of the fill given as one text a gap; -inf if it is not
+        """Return log p(fill | observed, constraint) of the fill given as one text a gap; -inf if it is not
         allowed."""
         wanted = [self.model.vocabulary.split(words) if isinstance(words, str) else list(words) for words in gaps]
         slots = [item for item in self.template.items if isinstance(item, Gap)]
@@ -134,7 +134,7 @@ class Infilling:
         return self.log_evidence + (self.log_constraint or 0.0)
 
     def _run(self, gaps: list[list[int]]) -> int:
-        """The automaton's state after the text with these gaps."""
+        """Return the automaton's state after the text with these gaps."""
         state, gap = np.array([self._start]), iter(gaps)
         for item in self.template.items:
             if isinstance(item, Fixed):
@@ -145,7 +145,7 @@ class Infilling:
         return int(state[0])
 
     def _whole(self, gaps: list[list[int]]) -> tuple[int, ...]:
-        """The ids of the text with these gaps."""
+        """Return the ids of the text with these gaps."""
         gap, whole = iter(gaps), []
         for item in self.template.items:
             whole += [item.word] if isinstance(item, Fixed) else next(gap)
@@ -186,7 +186,7 @@ def prepare(
     allow_eos: bool = False,
     memory: float = DEFAULT_MEMORY,
 ) -> Infilling:
-    """The text's gaps, their messages computed.
+    """Return the text's gaps, their messages computed.
 
     `scope` says what the constraint speaks of: the whole text, or only the words of the gaps, one gap after
     the other.
@@ -207,7 +207,7 @@ def prepare_items(
     allow_eos: bool,
     memory: float,
 ) -> Infilling:
-    """The same for items that are parsed already; `words` names them. A constraint may be compiled already too."""
+    """Return the same for items that are parsed already; `words` names them. A constraint may be compiled already too."""
     distributions, vocabulary = model.distributions, model.vocabulary
     if scope not in ("text", "gaps"):
         raise QueryError(f"unknown scope {scope!r}, expected text or gaps")

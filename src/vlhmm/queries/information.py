@@ -45,7 +45,7 @@ class Estimate(Result):
 
 
 def entropy_rate(model: "HMMLanguageModel", num_streams: int = 64, num_tokens: int = 256, seed: Seed = 0) -> Estimate:
-    """An estimate of lim H(x_1 .. x_n) / n, in nats a token: -log p(x) / n averaged over sampled streams.
+    """Return an estimate of lim H(x_1 .. x_n) / n, in nats a token: -log p(x) / n averaged over sampled streams.
 
     Streams go on over every <eos> as the context rule says. No closed form is known for a hidden Markov
     model; the standard error is that of the average, and the first words of a stream, which know no past,
@@ -70,7 +70,7 @@ def phrase_probability(
     memory: float = DEFAULT_MEMORY,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[float]:
-    """Exact p(the phrase stands somewhere in the next n tokens after `context`), for n = 1 .. num_words.
+    """Return exact p(the phrase occurs within the next n tokens after `context`), for n = 1 .. num_words.
 
     An <eos> is one of the tokens and the text goes on beyond it; without `allow_eos` the phrase must come
     before the first <eos>. One pass over the transitions a token. The first passes are timed: a request that would take
@@ -115,7 +115,7 @@ def phrase_probability(
 
 
 def _check_time(num_words: int, done: int, seconds: float) -> None:
-    """A QueryError if the words still to come would take more than `MAX_HOURS`."""
+    """Raise a QueryError if the remaining words would take more than `MAX_HOURS`."""
     estimate = seconds / done * num_words
     if estimate > 3600 * MAX_HOURS:
         raise QueryError(
@@ -125,13 +125,13 @@ def _check_time(num_words: int, done: int, seconds: float) -> None:
 
 
 def _one_slot(distributions: HMMDistributions, automaton: Automaton, allow_eos: bool) -> InfillTemplate:
-    """A template as large as what a forward walk keeps: one vector an automaton state, and as much for the
+    """Return a template as large as what a forward walk keeps: one vector an automaton state, and as much for the
     next."""
     return make_template(distributions, [Gap(2, 2)], automaton, allow_eos, list(range(automaton.num_states)))
 
 
 def _log_mass(value: LatticeMessage, states: np.ndarray) -> float:
-    """log of all that a message holds for the listed automaton states."""
+    """Return log of all that a message holds for the listed automaton states."""
     rows = torch.from_numpy(value.row_of[states])
     logs: list[Tensor] = []
     if value.rows is not None and len(rows):
@@ -142,7 +142,7 @@ def _log_mass(value: LatticeMessage, states: np.ndarray) -> float:
 
 
 def _without(value: LatticeMessage, states: np.ndarray) -> LatticeMessage:
-    """The message without some automaton states."""
+    """Return the message without some automaton states."""
     left = np.setdiff1d(np.flatnonzero(value.row_of >= 0), states)
     rows = torch.from_numpy(value.row_of[left])
     kept = None if value.rows is None else ScaledVectors(value.rows.values[rows], value.rows.log_scale[rows])
@@ -161,7 +161,7 @@ class Divergence(Result):
 
 
 def kl_on_text(p: "HMMLanguageModel", q: "HMMLanguageModel", text: str | Sequence[str], eos: bool = True) -> Divergence:
-    """The exact KL of the next-word distributions of two models after every prefix of a text, averaged."""
+    """Return the exact KL of the next-word distributions of two models after every prefix of a text, averaged."""
     if p.vocabulary.words != q.vocabulary.words:
         raise QueryError("the two models have different vocabularies: their distributions cannot be compared")
     _, ids = encode_sentence(p.vocabulary, text, eos)
@@ -179,7 +179,7 @@ def kl_on_text(p: "HMMLanguageModel", q: "HMMLanguageModel", text: str | Sequenc
 
 
 def predictions(model: "HMMLanguageModel", ids: Sequence[int]) -> Iterator[np.ndarray]:
-    """(V,) p(x_t | x_<t) for every place t of a sequence of ids, the first one given nothing."""
+    """Yield (V,) p(x_t | x_<t) for every place t of a sequence of ids, the first one given nothing."""
     distributions = model.distributions
     passed = forward(distributions, ids)
     if not torch.isfinite(passed.log_probs[:-1]).all():

@@ -60,7 +60,7 @@ def read(model: "LanguageModel", ids: Sequence[int], carry: Any = None) -> ReadT
 
 
 def token_scores(model: "LanguageModel", text: str | Sequence[str], eos: bool = True) -> list[TokenScore]:
-    """log p(x_t | x_<t) of every word of `text` and, by default, of the <eos> after it."""
+    """Return log p(x_t | x_<t) of every word of `text` and, by default, of the <eos> after it."""
     words, ids = encode_sentence(model.vocabulary, text, eos)
     return token_list(model.vocabulary, words, ids, read(model, ids).log_probs)
 
@@ -135,7 +135,7 @@ def _draw(
     weighing: Weighing,
     generator: torch.Generator,
 ) -> Iterator[tuple[list[int], float]]:
-    """Ids of `count` texts, each up to and with its <eos>, or of `max_tokens` words; and log p of each after the prompt.
+    """Yield the ids of `count` texts, up to and including <eos>, or of `max_tokens` words; and log p of each given the prompt.
 
     All texts are read to the end of the longest: a carry is opaque, and cannot lose rows.
     """
@@ -165,7 +165,7 @@ def _draw(
 
 
 def _since_restart(model: "LanguageModel", ids: Sequence[int]) -> list[int]:
-    """The words that matter: under "reset" those after the last <eos>."""
+    """Return the words that matter: under "reset" those after the last <eos>."""
     ids = list(ids)
     if model.rule != "reset" or model.vocabulary.eos not in ids:
         return ids

@@ -50,15 +50,15 @@ class WordDistribution:
         return {each.word: each.probability for each in self.top()}
 
     def __getitem__(self, word: str) -> float:
-        """p(word); a word beyond the vocabulary has that of <unk>."""
+        """Return p(word); a word beyond the vocabulary has that of <unk>."""
         return float(self.probabilities[self.vocabulary.id_of.get(word, self.vocabulary.unk)])
 
     def log_prob(self, word: str) -> float:
-        """log p(word) in nats."""
+        """Return log p(word) in nats."""
         return log(self[word])
 
     def top(self, k: int | None = None) -> list[WordProbability]:
-        """The k most probable words, most probable first (ties by id); all of them unless `k` is given."""
+        """Return the k most probable words, most probable first (ties by id); all of them unless `k` is given."""
         size = len(self.probabilities)
         if k is not None and k < 1:
             raise QueryError(f"top_k is {k}, expected at least 1")
@@ -80,12 +80,12 @@ class WordDistribution:
 
 
 def log(value: float) -> float:
-    """log(value); -inf at zero."""
+    """Return log(value), or -inf at zero."""
     return math.log(value) if value > 0 else -math.inf
 
 
 def predict_after(distributions: HMMDistributions, block: int | None, alpha: Tensor | None) -> Tensor:
-    """(S,) p(z_{t+1} | x_<=t) from a filtered posterior on `block`, or from a fresh start (None)."""
+    """Return (S,) p(z_{t+1} | x_<=t) from a filtered posterior on `block`, or from a fresh start (None)."""
     if block is None or alpha is None:
         return distributions.start
     return distributions.forward_step_from([block], alpha[None])[0]
@@ -94,20 +94,20 @@ def predict_after(distributions: HMMDistributions, block: int | None, alpha: Ten
 def distribution_after(
     distributions: HMMDistributions, vocabulary: Vocabulary, block: int | None, alpha: Tensor | None
 ) -> WordDistribution:
-    """p(x_{t+1} | x_<=t), from a filtered posterior on the last word's K states."""
+    """Return p(x_{t+1} | x_<=t), from a filtered posterior on the last word's K states."""
     words = distributions.emit(predict_after(distributions, block, alpha)[None])[0]
     return WordDistribution(vocabulary, words.cpu().numpy())
 
 
 def next_distribution(model: "HMMLanguageModel", context: str | Sequence[str] = "") -> WordDistribution:
-    """p(x | context) of every word x; words beyond the vocabulary are read as <unk>."""
+    """Return p(x | context) of every word x; words beyond the vocabulary are read as <unk>."""
     distributions = model.distributions
     ids = encode_words(model.vocabulary, context).ids
     return distribution_after(distributions, model.vocabulary, *after(distributions, ids))
 
 
 def after(distributions: HMMDistributions, ids: Sequence[int]) -> tuple[int | None, Tensor | None]:
-    """(block, p(z | x) on its states) after a text, both None where the chain restarts; refuses impossible ones."""
+    """Return (block, p(z | x) on its states) after a text, both None if the chain restarts; refuse impossible texts."""
     passed = read(distributions, ids)
     if -math.inf in passed.log_probs:
         raise impossible_context()
@@ -119,7 +119,7 @@ def after(distributions: HMMDistributions, ids: Sequence[int]) -> tuple[int | No
 def next_word(
     model: "HMMLanguageModel", context: str | Sequence[str] = "", top_k: int | None = None
 ) -> list[WordProbability]:
-    """The most probable words after `context`, most probable first; all of them unless `top_k` is given."""
+    """Return the most probable words after `context`, most probable first; all of them unless `top_k` is given."""
     return next_distribution(model, context).top(top_k)
 
 

@@ -36,7 +36,7 @@ class Prefix:
     num_words: int  # read so far, <eos> included
 
     def step(self, word: str | int) -> "Prefix":
-        """The state after one more word; a word beyond the vocabulary is read as <unk>."""
+        """Return the state after one more word; a word beyond the vocabulary is read as <unk>."""
         vocabulary, distributions = self.model.vocabulary, self.model.distributions
         following = vocabulary.id_of.get(word, vocabulary.unk) if isinstance(word, str) else int(word)
         if not 0 <= following < len(vocabulary):
@@ -52,31 +52,31 @@ class Prefix:
         return Prefix(self.model, distributions.block(following), _frozen(alpha), log_prob, self.num_words + 1)
 
     def read_line(self, words: Sequence[str]) -> "Prefix":
-        """The state after the words of a line and the <eos> at its end."""
+        """Return the state after the words of a line and the <eos> at its end."""
         state = self
         for word in (*words, EOS):
             state = state.step(word)
         return state
 
     def first_states(self, word: int) -> torch.Tensor:
-        """(K,) p(z | text so far) of the next state, on the states that may emit `word`."""
+        """Return (K,) p(z | text so far) of the next state, on the states that may emit `word`."""
         distributions = self.model.distributions
         return torch.from_numpy(self._arrive(distributions, word)).to(distributions.device)
 
     def all_states(self) -> torch.Tensor:
-        """(S,) p(z | text so far) of the next state. One pass over the transitions, unless the chain restarts."""
+        """Return (S,) p(z | text so far) of the next state. One pass over the transitions, unless the chain restarts."""
         distributions = self.model.distributions
         if self.block is None:
             return distributions.start
         return distributions.forward_step_from([self.block], torch.tensor(self.alpha, device=distributions.device)[None])[0]
 
     def score(self, word: str | int) -> float:
-        """log p(word | text so far), in nats."""
+        """Return log p(word | text so far), in nats."""
         following = self.step(word)
         return following.log_prob - self.log_prob if self.log_prob > -math.inf else -math.inf
 
     def distribution(self) -> WordDistribution:
-        """p(x | text so far) of every word x."""
+        """Return p(x | text so far) of every word x."""
         if self.log_prob == -math.inf:
             raise QueryError("the text so far has probability zero under the model: nothing can be asked after it")
         distributions = self.model.distributions
@@ -84,18 +84,18 @@ class Prefix:
         return distribution_after(distributions, self.model.vocabulary, self.block, alpha)
 
     def next_word(self, top_k: int | None = None) -> list[WordProbability]:
-        """The most probable next words and their probabilities, all of them unless `top_k` is given."""
+        """Return the most probable next words and their probabilities, all of them unless `top_k` is given."""
         return self.distribution().top(top_k)
 
     def _arrive(self, distributions: HMMDistributions, following: int) -> np.ndarray:
-        """(K,) p(z_{t+1} | x_<=t) on the states of the following word."""
+        """Return (K,) p(z_{t+1} | x_<=t) on the states of the following word."""
         if self.block is None:
             return distributions.start_at(following).cpu().numpy()
         tile = distributions.tiles_of([(self.block, distributions.block(following))])[0].double()
         return (torch.tensor(self.alpha, device=tile.device) @ tile).cpu().numpy()
 
     def to_json(self) -> str:
-        """The state as one line of JSON; `prefix_from_json` reads it, exactly."""
+        """Return the state as one line of JSON; `prefix_from_json` reads it, exactly."""
         return json.dumps(
             {
                 "format": _FORMAT,
@@ -119,12 +119,12 @@ class Prefix:
 
 
 def begin(model: "HMMLanguageModel") -> Prefix:
-    """The state before the first word."""
+    """Return the state before the first word."""
     return Prefix(model, None, _frozen(np.zeros(0)), 0.0, 0)
 
 
 def prefix_from_json(model: "HMMLanguageModel", line: str) -> Prefix:
-    """The state that `to_json` wrote, for the model it was made with."""
+    """Return the state that `to_json` wrote, for the model it was made with."""
     try:
         found = json.loads(line)
         block = None if found["group"] is None else int(found["group"])

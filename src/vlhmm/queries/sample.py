@@ -57,7 +57,7 @@ def sample(
     seed: Seed = 0,
     memory: float = DEFAULT_MEMORY,
 ) -> list[Sample]:
-    """`n` texts that begin with `prompt`, each up to its <eos> or `max_tokens` words.
+    """Return `n` texts that begin with `prompt`, each up to its <eos> or `max_tokens` words.
 
     With a constraint every text satisfies it and ends within `max_tokens` words.
     """
@@ -103,7 +103,7 @@ class Constrained(NamedTuple):
         return self.ready.log_constraint or 0.0
 
     def draw(self, n: int, seed: Seed = 0) -> list[Sample]:
-        """`n` exact samples, each with its log p(text | prompt, constraint, its end in time)."""
+        """Return `n` exact samples, each with its log p(text | prompt, constraint, its end in time)."""
         vocabulary = self.ready.model.vocabulary
         return [
             Sample(vocabulary.join([*self.prompt, *fill.gaps[0]]), fill.gaps[0], True, True, fill.log_prob)
@@ -119,7 +119,7 @@ def constrained(
     scope: Scope = "text",
     memory: float = DEFAULT_MEMORY,
 ) -> Constrained:
-    """The texts after `prompt` that satisfy `constraint`, their messages computed: `max_tokens` passes over
+    """Return the texts after `prompt` that satisfy `constraint`, their messages computed: `max_tokens` passes over
     A."""
     vocabulary = model.vocabulary
     given = encode_words(vocabulary, prompt)
@@ -139,7 +139,7 @@ class _After(NamedTuple):
 def _ancestral(
     distributions: HMMDistributions, before: _After, count: int, max_tokens: int, generator: torch.Generator
 ) -> list[list[int]]:
-    """Ids of `count` texts, each up to and with its <eos>, or of `max_tokens` words."""
+    """Return ids of `count` texts, each up to and with its <eos>, or of `max_tokens` words."""
     draw = Draw(generator)
     state = _first_states(distributions, before, count, draw)
     texts: list[list[int]] = [[] for _ in range(count)]
@@ -167,12 +167,12 @@ def _first_states(distributions: HMMDistributions, before: _After, count: int, d
 
 
 def next_states(distributions: HMMDistributions, states: Tensor, draw: Draw) -> Tensor:
-    """z' ~ p(. | z) for each given z."""
+    """Return z' ~ p(. | z) for each given z."""
     return distributions.sample_next(states, draw.generator)
 
 
 def sample_streams(distributions: HMMDistributions, count: int, length: int, generator: torch.Generator) -> Tensor:
-    """(count, length) ids of streams of text that go on beyond every <eos>, as the context rule says."""
+    """Return (count, length) ids of streams of text that go on beyond every <eos>, as the context rule says."""
     draw = Draw(generator)
     state = draw.again(distributions.start, count)
     columns: list[Tensor] = []
@@ -201,7 +201,7 @@ class Weighing:
         self.exact = temperature == 1.0 and top_k is None and top_p is None
 
     def __call__(self, words: Tensor) -> Tensor:
-        """(n, V) weights to draw from, from (n, V) probabilities."""
+        """Return (n, V) weights to draw from, from (n, V) probabilities."""
         if self.temperature != 1.0:
             logs = words.log() / self.temperature
             words = (logs - logs.amax(1, keepdim=True)).exp()
@@ -226,7 +226,7 @@ def _weighed(
     generator: torch.Generator,
     weighing: Weighing,
 ) -> list[list[int]]:
-    """The same with every next word drawn from its reweighed distribution."""
+    """Return the same with every next word drawn from its reweighed distribution."""
     draw = Draw(generator)
     texts: list[list[int]] = [[] for _ in range(count)]
     going = list(range(count))

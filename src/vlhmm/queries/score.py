@@ -38,31 +38,31 @@ class SentenceScore(Result):
 
 
 def token_scores(model: "HMMLanguageModel", text: str | Sequence[str], eos: bool = True) -> list[TokenScore]:
-    """log p(x_t | x_<t) of every word of `text` and, by default, of the <eos> after it."""
+    """Return log p(x_t | x_<t) of every word of `text` and, by default, of the <eos> after it."""
     vocabulary = model.vocabulary
     words, ids = encode_sentence(vocabulary, text, eos)
     return token_list(vocabulary, words, ids, read(model.distributions, ids).log_probs)
 
 
 def score(model: "HMMLanguageModel", text: str | Sequence[str], eos: bool = True) -> float:
-    """log p(text), in nats, the <eos> after it included by default; -inf if it is impossible."""
+    """Return log p(text), in nats, the <eos> after it included by default; -inf if it is impossible."""
     _, ids = encode_sentence(model.vocabulary, text, eos)
     return score_ids(model, ids)
 
 
 def score_ids(model: "HMMLanguageModel", ids: Sequence[int]) -> float:
-    """log p of a sequence of word ids as it stands; nothing is added to it."""
+    """Return log p of a sequence of word ids as it stands; nothing is added to it."""
     return total(read(model.distributions, ids).log_probs)
 
 
 def total(log_probs: Iterable[float]) -> float:
-    """The sum of log-probabilities; -inf if one of them is."""
+    """Return the sum of log-probabilities; -inf if one of them is."""
     logs = list(log_probs)
     return -math.inf if -math.inf in logs else math.fsum(logs)
 
 
 def score_lines(model: "HMMLanguageModel", lines: Iterable[Sequence[str]]) -> Iterator[SentenceScore]:
-    """Each line's scores as it comes; under "carry" a line goes on from the state the one before left."""
+    """Yield each line's scores as it comes; under "carry" a line goes on from the state the one before left."""
     distributions, vocabulary = model.distributions, model.vocabulary
     previous: int | None = None
     carry: Tensor | None = None

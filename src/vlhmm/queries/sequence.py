@@ -23,7 +23,7 @@ class ChainInputs(NamedTuple):
 def chain_inputs(
     distributions: HMMDistributions, ids: Sequence[int], previous: int | None, first: Tensor | None = None
 ) -> ChainInputs:
-    """The chain of `ids` (at least one) after the word `previous`, or from a fresh start (None).
+    """Return the chain of `ids` (at least one) after the word `previous`, or from a fresh start (None).
 
     `first`, (K,), replaces the start distribution on the first word's states: p(z_1 | a text before this one).
     """
@@ -70,7 +70,7 @@ def forward_chunks(
     carry: Tensor | None = None,
     first: Tensor | None = None,
 ) -> Iterator[FilterResult]:
-    """The forward pass over `ids`, a chunk at a time, so that memory does not grow with the text."""
+    """Yield the forward pass over `ids`, a chunk at a time, so that memory does not grow with the text."""
     size = max(1, _CHUNK_BYTES // (8 * distributions.states_per_block**2))
     for begin in range(0, len(ids), size):
         part = ids[begin : begin + size]
@@ -81,7 +81,7 @@ def forward_chunks(
 
 
 def forward(distributions: HMMDistributions, ids: Sequence[int], first: Tensor | None = None) -> FilterResult:
-    """Filtered posteriors p(z_t | x_<=t), (T, K), and log p(x_t | x_<t), (T,); `first` as for `chain_inputs`."""
+    """Return filtered posteriors p(z_t | x_<=t), (T, K), and log p(x_t | x_<t), (T,); `first` as for `chain_inputs`."""
     chunks = list(forward_chunks(distributions, ids, first=first))
     if not chunks:
         empty = torch.zeros(0, distributions.states_per_block, dtype=torch.float64, device=distributions.device)
@@ -99,7 +99,7 @@ class PrefixResult(NamedTuple):
 def read(
     distributions: HMMDistributions, ids: Sequence[int], previous: int | None = None, carry: Tensor | None = None
 ) -> PrefixResult:
-    """The forward pass over `ids`, keeping only its last message: memory for K states, however long the text."""
+    """Return the forward pass over `ids`, keeping only its last message: memory for K states, however long the text."""
     log_probs: list[float] = []
     alpha = None
     for chunk in forward_chunks(distributions, ids, previous, carry):

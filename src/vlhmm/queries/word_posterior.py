@@ -43,7 +43,7 @@ class Surprise(Result):
 def word_posterior(
     model: "HMMLanguageModel", text: str | Sequence[str], position: int, eos: bool = True, allow_eos: bool = False
 ) -> WordDistribution:
-    """p(x | all other words of the text) for the place `position` (0 the first word, -1 the last).
+    """Return p(x | all other words of the text) for the place `position` (0 the first word, -1 the last).
 
     The <eos> after the text is one of the other words, if `eos`; the word sought is none, unless `allow_eos`.
     """
@@ -63,7 +63,7 @@ def word_posteriors(
     memory: float = DEFAULT_MEMORY,
     before: Prefix | None = None,
 ) -> Iterator[WordDistribution]:
-    """The same for every place of the text, in order, given the text `before` too."""
+    """Yield the same for every place of the text, in order, given the text `before` too."""
     words, ids = encode_sentence(model.vocabulary, text, eos)
     distributions = model.distributions
     count = len(words) - eos
@@ -82,7 +82,7 @@ def surprisal(
     memory: float = DEFAULT_MEMORY,
     before: Prefix | None = None,
 ) -> list[Surprise]:
-    """The words of a text, the least expected first, each with the `top_k` words expected in its place."""
+    """Return the words of a text, the least expected first, each with the `top_k` words expected in its place."""
     words, ids = encode_sentence(model.vocabulary, text, eos)
     found = []
     for position, expected in enumerate(word_posteriors(model, text, eos, memory=memory, before=before)):
@@ -110,7 +110,7 @@ def _distribution(model: "HMMLanguageModel", weights: np.ndarray) -> WordDistrib
 def _posteriors(
     distributions: HMMDistributions, ids: list[int], places: list[int], allow_eos: bool, before: Prefix | None
 ) -> Iterator[np.ndarray]:
-    """(V,) weights proportional to p(x_t = w | the rest), for each place t."""
+    """Yield (V,) weights proportional to p(x_t = w | the rest), for each place t."""
     if not places:
         return
     start = distributions.start if before is None else before.all_states()
@@ -133,7 +133,7 @@ def _posteriors(
 
 
 def _arrivals(distributions: HMMDistributions, ids: list[int]) -> Tensor:
-    """(T, K) p(x_t | z) p(x_>t | z) for z in the states of x_t, each row up to a factor."""
+    """Return (T, K) p(x_t | z) p(x_>t | z) for z in the states of x_t, each row up to a factor."""
     rows = torch.ones(len(ids), distributions.states_per_block, dtype=torch.float64, device=distributions.device)
     beta = rows[0]
     for t in range(len(ids) - 1, -1, -1):
@@ -145,7 +145,7 @@ def _arrivals(distributions: HMMDistributions, ids: list[int]) -> Tensor:
 
 
 def _left(distributions: HMMDistributions, ids: list[int], start: Tensor, alpha: Tensor, places: list[int]) -> Tensor:
-    """(n, S) p(z_t | x_<t), each row up to a factor; `start` stands before the first word."""
+    """Return (n, S) p(z_t | x_<t), each row up to a factor; `start` stands before the first word."""
     result = distributions.start.expand(len(places), -1).clone()
     for i, t in enumerate(places):
         if t == 0:
@@ -164,7 +164,7 @@ def _left(distributions: HMMDistributions, ids: list[int], start: Tensor, alpha:
 def _right(
     distributions: HMMDistributions, ids: list[int], arrival: Tensor, places: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """((n, S) p(x_>t | z_t), (n,) p(x_>t | fresh start)), each place up to a factor of its own."""
+    """Return ((n, S) p(x_>t | z_t), (n,) p(x_>t | fresh start)), each place up to a factor of its own."""
     last = len(ids) - 1
     right = torch.ones(len(places), distributions.num_states, dtype=torch.float64, device=distributions.device)
     fresh = torch.ones(len(places), dtype=torch.float64, device=distributions.device)

@@ -42,7 +42,7 @@ class Factors:
 
 
 def last_layers(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """The parameters that each factor multiplies; those a model does not have are left out."""
+    """Return the parameters that each factor multiplies; those a model does not have are left out."""
     factored = config.transition == "block-factored"
     if config.parameterization == "scalar":
         transitions = {"transition": ("block_logits",), "within": ("tile_logits",)}
@@ -62,7 +62,7 @@ def last_layers(config: ModelConfig) -> dict[str, tuple[str, ...]]:
 
 
 def scaled(weights: dict[str, Tensor], config: ModelConfig, factors: Factors) -> dict[str, Tensor]:
-    """The weights with the factors in them."""
+    """Return the weights with the factors in them."""
     by = {name: getattr(factors, kind) for kind, names in last_layers(config).items() for name in names}
     return {name: tensor * by[name] if name in by else tensor for name, tensor in weights.items()}
 
@@ -70,7 +70,7 @@ def scaled(weights: dict[str, Tensor], config: ModelConfig, factors: Factors) ->
 def search(
     perplexity: Callable[[Factors], float], kinds: tuple[str, ...], should_stop: Callable[[], Any] = lambda: False
 ) -> tuple[Factors, float] | None:
-    """The best factors found from 1 on, one kind at a time, in ever smaller steps, and their perplexity; None if stopped."""
+    """Find the best factors by coordinate descent from 1 with shrinking steps; return them and their perplexity, or None."""
     best = Factors()
     least = perplexity(best)
     for step in STEPS:

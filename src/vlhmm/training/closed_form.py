@@ -16,19 +16,19 @@ TINY = 1e-12  # keeps a logarithm finite where neither counts nor averages give 
 
 
 def normalized(counts: Tensor, dim: int) -> Tensor:
-    """counts / total along `dim`."""
+    """Return counts / total along `dim`."""
     totals = counts + TINY
     return totals / totals.sum(dim, keepdim=True)
 
 
 def smoothed(counts: Tensor, average: Tensor, strength: float, dim: int) -> Tensor:
-    """(counts + strength * average) / total along `dim`."""
+    """Return (counts + strength * average) / total along `dim`."""
     return normalized(counts + strength * average, dim)
 
 
 @torch.no_grad()
 def maximize(hmm: HMM, counts: Counts, pairs: Pairs, smoothing: float) -> None:
-    """Sets every parameter to its smoothed maximum of the expected log-likelihood."""
+    """Set every parameter to its smoothed maximum of the expected log-likelihood."""
     num_blocks, num_slots = counts.start.shape
     by_group = hmm.words_by_block.split(hmm.block_sizes)
     emitted = torch.stack([counts.emission[words].sum(0) for words in by_group])  # (M, K): how often each state was

@@ -60,7 +60,7 @@ class Ranks:
     # ---- what each rank reads
 
     def share(self, batches: list[Batch]) -> list[Batch]:
-        """This rank's rows of a step's batches; the same objects for the same batches, in whichever list they come."""
+        """Return this rank's rows of a step's batches; equal batches give the same objects, in whichever list they come."""
         if self.size == 1:
             return batches
         last = self._shared[0] if self._shared is not None else []
@@ -78,7 +78,7 @@ class Ranks:
         return Batch(batch.tokens[rows, :width], lengths, batch.restart[rows, :width], batch.continues)
 
     def lines(self, text: Text) -> Text:
-        """This rank's lines of a text, with its words beyond the vocabulary and its bytes not counted: 0."""
+        """Return this rank's lines of a text; OOV words and bytes are not counted and set to 0."""
         numbers = np.arange(self.rank, text.num_sentences, self.size)
         starts, ends = text.offsets[numbers], text.offsets[numbers + 1]
         tokens = [text.tokens[a:b] for a, b in zip(starts, ends, strict=True)]
@@ -88,7 +88,7 @@ class Ranks:
     # ---- what they exchange
 
     def sum(self, value: float) -> float:
-        """The sum over ranks, added up in float64 in their order."""
+        """Return the sum over ranks, added up in float64 in their order."""
         if self.size == 1:
             return value
         total = 0.0
@@ -97,7 +97,7 @@ class Ranks:
         return total
 
     def add_up(self, expected: Expectation) -> Expectation:
-        """An E-step's result with the log-likelihood and the tokens of all ranks; the counts stay where they are."""
+        """Return an E-step's result with the log-likelihood and tokens of all ranks; counts stay on each rank."""
         if self.size == 1:
             return expected
         tokens = round(self.sum(expected.tokens))
@@ -119,11 +119,11 @@ class Ranks:
             place += size
 
     def agreed(self, code: int) -> int:
-        """The largest number that any rank has: whether to stop, and why."""
+        """Return the largest number that any rank has: whether to stop, and why."""
         return code if self.size == 1 else max(int(each[0]) for each in self._gathered(torch.tensor([code])))
 
     def of_first(self, value: float) -> float:
-        """The number that rank 0 has, for decisions that depend on the clock or on rounding."""
+        """Return the number that rank 0 has, for decisions that depend on the clock or on rounding."""
         if self.size == 1:
             return value
         box = torch.tensor([value], dtype=torch.float64)
@@ -132,7 +132,7 @@ class Ranks:
 
     @contextmanager
     def first_before_others(self) -> Iterator[None]:
-        """Rank 0 runs the block, then the others do."""
+        """Run the block on rank 0 first, then on the others."""
         if not self.is_first:
             self.wait()
         yield
@@ -144,7 +144,7 @@ class Ranks:
         self.agreed(0)
 
     def whole_carry(self, carry: FilterState | None, streams: bool) -> FilterState | None:
-        """The state of all streams, each rank having those of its rows; sentences leave no state that is carried on."""
+        """Gather the carried state of all streams from the ranks; sentences carry none."""
         if carry is None or self.size == 1:
             return carry
         if not streams:
@@ -162,7 +162,7 @@ class Ranks:
         return whole
 
     def own_carry(self, carry: FilterState | None) -> FilterState | None:
-        """This rank's rows of the state of all streams."""
+        """Return this rank's rows of the carried state of all streams."""
         if carry is None or self.size == 1:
             return carry
         return FilterState(carry.block[self.rank :: self.size].clone(), carry.alpha[self.rank :: self.size].clone())
@@ -234,13 +234,13 @@ def _lives(pid: int) -> bool:
 
 
 def _nothing(like: Batch) -> Batch:
-    """One row without tokens, for a rank that a short step leaves without any."""
+    """Return one row without tokens, for a rank that a short step leaves without any."""
     restart = torch.ones(1, 1, dtype=torch.bool)
     return Batch(like.tokens.new_zeros(1, 1), like.lengths.new_zeros(1), restart, continues=False)
 
 
 def under_torchrun() -> bool:
-    """Whether this process is one of several that torchrun has started."""
+    """Return whether this process is one of several that torchrun has started."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ and "MASTER_ADDR" in os.environ
 
 

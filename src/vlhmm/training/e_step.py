@@ -155,7 +155,7 @@ def expectation(
     memory: int | None = None,
     evidence: TokenEvidence | None = None,
 ) -> Expectation:
-    """Expected counts of all batches: tiles of the pairs that occur, forward-backward, sums; exact, no gradient.
+    """Return expected counts of all batches: tiles of the pairs that occur, forward-backward, sums; exact, no gradient.
 
     Low-rank transitions need no tiles: their counts are those of the channels. With `evidence` the
     posteriors (and the log-likelihood) take it into account.
@@ -213,7 +213,7 @@ def expected_log_likelihood(
     part: int = 0,
     parts: int = 1,
 ) -> Tensor:
-    """sum over all counts of count * log-potential, differentiable in the parameters.
+    """Return sum over all counts of count * log-potential, differentiable in the parameters.
 
     Without `value` the transitions' part of the number is left out, but not of the gradient: a pass less. `tiles` are
     those of the E-step, if the parameters have not changed since. With several `parts` the transitions out of every

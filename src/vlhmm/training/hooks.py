@@ -20,13 +20,13 @@ class TrainingHook(Protocol):
     """Called by a run in this order: describe or check_resumed, add_text, begin, then evidence in every step."""
 
     def describe(self, corpus: Corpus) -> dict[str, Any]:
-        """What config.json keeps, to tell on resuming whether it is the same hook."""
+        """Return what config.json keeps, to tell on resuming whether it is the same hook."""
 
     def check_resumed(self, folder: RunFolder, described: dict[str, Any], corpus: Corpus) -> None:
         """Raise ConfigError if the run in the folder was begun with another hook."""
 
     def add_text(self, corpus: Corpus, folder: RunFolder, log: Callable[[str], None]) -> Corpus:
-        """The corpus, perhaps with an extra text."""
+        """Return the corpus, perhaps with an extra text."""
 
     def begin(self, trainer: Trainer) -> None:
         """Take what is needed of a run before its first step."""
@@ -35,4 +35,4 @@ class TrainingHook(Protocol):
         """Evidence about the states of the batches' tokens in this step, if there is any."""
 
     def is_active_at(self, step: int) -> bool:
-        """Whether the step has evidence: its likelihood is then not that of the text alone."""
+        """Return whether the step has evidence: its likelihood is then not that of the text alone."""

@@ -24,7 +24,7 @@ def make_blocks(
     seed: int,
     log: Callable[[str], None] = lambda _: None,
 ) -> Blocks:
-    """Which states may emit which words, from the training text."""
+    """Return which states may emit which words, from the training text."""
     vocab_size = len(vocabulary)
     if isinstance(vocabulary, TokenVocabulary) and config.constraint != "brown":
         raise ConfigError(f"a model over a tokenizer's ids takes model.constraint=brown, got {config.constraint}")

@@ -33,7 +33,7 @@ def migrated(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _renamed(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The settings under today's names, without those that no longer exist."""
+    """Return the settings under today's names, without those that no longer exist."""
     return {
         RENAMED.get(prefix + name, name).rpartition(".")[2]: _renamed(value, f"{prefix}{name}.")
         if isinstance(value, dict)

@@ -15,7 +15,7 @@ from vlhmm.training.unknown_words import UnknownWords
 
 
 def generator_for(seed: int, purpose: str, number: int) -> torch.Generator:
-    """Randomness as a function of (seed, purpose, number): nothing about it needs to be stored to go on."""
+    """Return a generator that is a function of (seed, purpose, number), so that no random state needs to be stored."""
     salt = int.from_bytes(purpose.encode(), "big") % (1 << 31)
     mixed = (seed * 1_000_003 + salt) * 1_000_003 + number
     return torch.Generator().manual_seed(mixed % (1 << 63))
@@ -24,7 +24,7 @@ def generator_for(seed: int, purpose: str, number: int) -> torch.Generator:
 def make_plan(
     text: Text, config: TrainingConfig, eos: int, extra: Text | None = None, unknown: UnknownWords | None = None
 ) -> Callable[[int], Sequence[list[Batch]]]:
-    """epoch -> its steps, each a list of batches whose counts are gathered; no token is ever left out.
+    """Return epoch -> steps, each a list of batches whose counts are added up; no token is left out.
 
     With words held out (`unknown`) the text of every epoch is another one, of the same lines.
     With an extra text, every E-step reads the whole text and the next `extra_tokens` of the extra one, over and over.
@@ -69,7 +69,7 @@ def make_plan(
 
 
 def _shuffled_streams(text: Text, config: TrainingConfig, eos: int, epoch: int) -> list[Batch]:
-    """Streams of the lines in an order of this epoch's own: every epoch cuts other lines, in as many batches."""
+    """Return streams of the lines in a random order of this epoch, in a constant number of batches."""
     order = torch.randperm(text.num_sentences, generator=generator_for(config.seed, "lines", epoch)).numpy()
     return stream_batches(shuffled(text, order), config.num_streams, config.segment_length, eos, "paper")
 
@@ -85,5 +85,5 @@ def grouped(batches: list[Batch], config: TrainingConfig) -> list[list[Batch]]:
 
 
 def steps_per_epoch_of(tokens: int, config: TrainingConfig) -> int:
-    """About how many E-steps of EM on sentences one pass over a text takes."""
+    """Return about how many E-steps of EM on sentences one pass over a text takes."""
     return 1 if config.em_tokens is None else max(1, math.ceil(tokens / config.em_tokens))

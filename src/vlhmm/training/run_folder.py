@@ -115,7 +115,7 @@ class RunFolder:
         return self.config_path.exists()
 
     def create(self, config: RunConfig, vocabulary: Vocabulary, corpus: dict[str, Any]) -> None:
-        """Writes what never changes; config.json last, so that a folder with one is whole."""
+        """Write what never changes; config.json last, so that a folder with one is whole."""
         self.path.mkdir(parents=True, exist_ok=True)
         vocabulary.write(self.vocabulary_path)
         written = ["vocabulary.txt", "blocks.tsv"]  # by this call of train
@@ -132,7 +132,7 @@ class RunFolder:
         return check_manifest(self.path)
 
     def check_to_continue(self) -> None:
-        """The same for a run that goes on. One without a checkpoint starts over, so its model may be anything."""
+        """Check a run that is resumed. One without a checkpoint starts over, so its model is not checked."""
         written = self.checkpoint_path.exists() and (self.checkpoint_path / "state.json").exists()
         again = () if written else ("model.safetensors", "calibration.json")
         try:
@@ -165,7 +165,7 @@ class RunFolder:
         return True
 
     def config(self) -> tuple[RunConfig, dict[str, Any]]:
-        """(settings, what the corpus was)."""
+        """Return (settings, what the corpus was)."""
         content = self._json(self.config_path)
         version = content.get("format_version")
         if version != FORMAT_VERSION:
@@ -188,7 +188,7 @@ class RunFolder:
         return read_object(self.path, path.relative_to(self.path).as_posix())
 
     def vocabulary(self) -> Vocabulary:
-        """The words of the run, or the ids of its tokenizer, which must be the one it was trained with."""
+        """Return the words of the run, or the ids of its tokenizer, which must be the one it was trained with."""
         _, corpus = self.config()
         if "tokenizer" not in corpus:
             return Vocabulary.read(confined(self.path, "vocabulary.txt"))
@@ -272,7 +272,7 @@ class RunFolder:
         remove_listed(self.path, "calibration.json")
 
     def calibration(self) -> Factors | None:
-        """The factors on the model's logits; None if it was not calibrated."""
+        """Return the factors on the model's logits; None if it was not calibrated."""
         if not self.calibration_path.exists():
             return None
         content = self._json(self.calibration_path)
@@ -302,7 +302,7 @@ class RunFolder:
                 old.unlink(missing_ok=True)
 
     def load_checkpoint(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-        """(state, tensors) of the last checkpoint, or None before the first."""
+        """Return (state, tensors) of the last checkpoint, or None before the first."""
         path = self.checkpoint_path / "state.json"
         if not path.exists():
             return None
@@ -327,7 +327,7 @@ class RunFolder:
         return state, load_tensors(tensors_path)
 
     def check_best_model(self) -> None:
-        """An error if the best model of a checkpoint is gone or is no file of tensors: training would not write it again."""
+        """Raise an error if the best model of a checkpoint is missing or damaged: training would not write it again."""
         try:
             with safe_open(confined(self.path, "model.safetensors"), framework="pt"):
                 return
@@ -366,7 +366,7 @@ class RunFolder:
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Writes tensors atomically; a full disk leaves the old file."""
+    """Write tensors atomically; a full disk leaves the old file."""
     try:
         with replace_atomically(path) as temporary:
             _save(tensors, temporary)

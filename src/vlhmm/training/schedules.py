@@ -15,7 +15,7 @@ class Plateau:
     divisions: int = 0
 
     def after_check(self, valid: float, patience: int) -> "Plateau":
-        """The state after one more validation; `patience` checks without improvement divide the rate once more."""
+        """Return the state after one more validation; `patience` checks without improvement divide the rate once more."""
         if valid < self.best:
             return replace(self, best=valid, checks_since_best=0)
         if self.checks_since_best + 1 >= patience:
@@ -24,7 +24,7 @@ class Plateau:
 
 
 def rate_at(config: TrainingConfig, step: int, total_steps: int, plateau: Plateau) -> float:
-    """The learning rate of a step: warm-up, times the schedule."""
+    """Return the learning rate of a step: warm-up, times the schedule."""
     warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     if config.schedule == "cosine":
         return config.rate * warm * 0.5 * (1 + math.cos(math.pi * min(1.0, step / total_steps)))

@@ -78,7 +78,7 @@ def check_shares(text: Text, config: TrainingConfig) -> None:
 
 
 def share_plan(text: PreparedText, config: TrainingConfig) -> SharePlan:
-    """The plan of a run over a prepared text."""
+    """Return the plan of a run over a prepared text."""
     check_shares(text, config)
     share = config.em_tokens if config.method == "em" else config.batch_tokens
     assert share is not None
@@ -97,7 +97,7 @@ class ExtraShares:
 
 
 def extra_plan(extra: PreparedText, text: Text, config: TrainingConfig, unknown: UnknownWords | None) -> ExtraShares:
-    """The plan of a run that reads the whole training text and a share of a prepared extra text in every step."""
+    """Return the plan of a run that reads the whole training text and a share of a prepared extra text in every step."""
     shares = SharePlan(extra, config.extra_tokens or text.num_tokens, config.batch_tokens, config.seed)
     if unknown is not None and unknown.any:
         held_out = unknown

@@ -24,7 +24,7 @@ class Status:
     checked: bool  # this status closes a validation
 
     def event(self, context: str) -> dict[str, Any]:
-        """The journal's line about a validation."""
+        """Return the journal's line about a validation."""
         return {
             "event": "check",
             "step": self.step,
@@ -63,18 +63,18 @@ class Stopwatch:
         return self._seconds_before + time.monotonic() - self._sitting
 
     def eta(self, steps_left: int) -> float:
-        """Seconds that the steps left will take, at the pace of this sitting, validations included."""
+        """Return seconds that the steps left will take, at the pace of this sitting, validations included."""
         return (time.monotonic() - self._began) / max(1, self._steps) * steps_left
 
     def is_due_to_show(self, interval: float = 0.2) -> bool:
-        """Whether the last status was shown a while ago; if so, this one counts as shown."""
+        """Return whether the last status was shown a while ago; if so, this one counts as shown."""
         if time.monotonic() - self._shown <= interval:
             return False
         self._shown = time.monotonic()
         return True
 
     def is_due_to_save(self, interval: float) -> bool:
-        """Whether so many seconds have passed since the last checkpoint."""
+        """Return whether so many seconds have passed since the last checkpoint."""
         return time.monotonic() - self._saved > interval
 
     def saved(self) -> None:

@@ -188,14 +188,14 @@ class Trainer:
         return None
 
     def batches(self) -> list[Batch]:
-        """The batches of the next step: this rank's rows of them."""
+        """Return the batches of the next step: this rank's rows of them."""
         epoch, index = divmod(self.at.step, self.steps_per_epoch)
         if self._epoch[0] != epoch:
             self._epoch = (epoch, self.plan(epoch))
         return self.ranks.share(self._epoch[1][index])
 
     def mask(self) -> DropoutMask:
-        """The dropout mask of the next step."""
+        """Return the dropout mask of the next step."""
         return sample_mask(self.hmm, self.blocks, self.settings, self.at.step)
 
     def train_step(self, batches: list[Batch]) -> int:
@@ -267,7 +267,7 @@ class Trainer:
         self.log(f"continuing {self.folder.path} at step {self.at.step} of {self.total_steps}")
 
     def status(self, watch: Stopwatch, checked: bool, is_best: bool) -> Status:
-        """What there is to show after a step."""
+        """Return what there is to show after a step."""
         at = self.at
         return Status(
             step=at.step,
@@ -286,14 +286,14 @@ class Trainer:
         )
 
     def name_of_train(self) -> str:
-        """What the training perplexity since the last check is called: the model's own, or what it is under."""
+        """Return what the training perplexity since the last check is called: the model's own, or what it is under."""
         first = (self.at.step - 1) // self.check_every * self.check_every
         if self.hook is not None and self.hook.is_active_at(first):
             return "train_under_guide"  # unlikely evidence counts against it
         return "train_under_dropout" if self.settings.state_dropout else "train"
 
     def not_finite(self, what: str) -> TrainingError:
-        """The error for a loss, a gradient or a parameter that is not finite."""
+        """Return the error for a loss, a gradient or a parameter that is not finite."""
         step, steps = self.at.step, self.steps_per_epoch
         return TrainingError(
             f"{what} is not finite at step {step} (epoch {step / steps:.2f}, batch {step % steps} of {steps}); the last "

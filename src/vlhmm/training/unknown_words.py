@@ -28,7 +28,7 @@ MOST = 0.8  # of a word's occurrences, at most: each word is to be learned too
 
 
 def unknown_rates(tokens: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
-    """r_j for each word, (V,): the probability that an occurrence of it is read as <unk>. O(N)."""
+    """Return r_j (V,): the probability that an occurrence of word j is read as <unk>. O(N)."""
     counts = np.bincount(tokens, minlength=len(vocabulary))
     rates = np.zeros(len(counts))
     if isinstance(vocabulary, TokenVocabulary) or counts[vocabulary.unk]:
@@ -74,7 +74,7 @@ class UnknownWords:
         return float(self.probability.sum()) / max(1, self.text.num_tokens)
 
     def at(self, epoch: int) -> Text:
-        """The text of an epoch, a function of (seed, epoch). O(N)."""
+        """Return the text of an epoch, a function of (seed, epoch). O(N)."""
         if not self.any:
             return self.text
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + 7) * 1_000_003 + epoch)
@@ -84,11 +84,11 @@ class UnknownWords:
         return replace(self.text, tokens=tokens)
 
     def for_clustering(self) -> np.ndarray | Text:
-        """The tokens that blocks are made from: the text, and once more with words held out, where <unk> has neighbours."""
+        """Return the tokens to cluster: the text, and a copy with words held out, in which <unk> has neighbours."""
         return np.concatenate([self.text.tokens, self.at(0).tokens]) if self.any else self.text
 
     def expected_counts(self) -> np.ndarray:
-        """How often each word is read in an epoch, on average, (V,)."""
+        """Return how often each word is read in an epoch, on average, (V,)."""
         counts = np.bincount(self.text.tokens, minlength=len(self.rates)).astype(np.float64)
         counts *= 1 - self.rates
         counts[self.unk] += float(self.probability.sum())

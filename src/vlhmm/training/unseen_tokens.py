@@ -33,7 +33,7 @@ LEAST_PARTNERS = 8  # tokens spelled alike, or a coarser likeness is taken
 
 
 def spelling(token: bytes) -> tuple[str, ...]:
-    """How a token is spelled, from coarse to fine: kind of characters, leading blank, last two, last three letters."""
+    """Return the spelling of a token from coarse to fine: kind of characters, leading blank, last two, last three letters."""
     text = token.decode("utf-8", errors="replace")
     word = text.strip()
     if not word:
@@ -50,7 +50,7 @@ def spelling(token: bytes) -> tuple[str, ...]:
 
 
 def partner_of_token(vocabulary: TokenVocabulary, counts: np.ndarray) -> np.ndarray:
-    """(V,) the seen token whose block and parameters an unseen one shares; -1 for tokens that were seen.
+    """Return (V,) the seen token whose block and parameters an unseen one shares; -1 for tokens that were seen.
 
     Partners are the rarest tokens that are spelled alike, taken in turns. Unseen special tokens have the end of text.
     """
@@ -82,7 +82,7 @@ def partner_of_token(vocabulary: TokenVocabulary, counts: np.ndarray) -> np.ndar
 def token_blocks(
     found: ClusteringResult, tokens: np.ndarray | Text, vocabulary: TokenVocabulary, sweeps: int
 ) -> np.ndarray:
-    """block_of_word (V,): Brown clusters of the ordinary tokens, special ones apart, unseen ones with their partners.
+    """Return block_of_word (V,): Brown clusters of ordinary tokens, special tokens apart, unseen ones with their partners.
 
     Where the end of text shares its cluster with ordinary tokens, one block fewer is asked for and it gets the last.
     """
@@ -140,7 +140,7 @@ class UnseenTokens:
 def unseen_tokens(
     vocabulary: Vocabulary, counts: np.ndarray, blocks: Blocks, config: ModelConfig
 ) -> UnseenTokens | None:
-    """The tied rows of a model over a tokenizer's ids; None for models over words, and where every id was seen."""
+    """Return the tied rows of a model over a tokenizer's ids; None for models over words, and where every id was seen."""
     if not isinstance(vocabulary, TokenVocabulary):
         return None
     if config.parameterization != "neural":

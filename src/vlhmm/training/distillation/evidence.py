@@ -98,7 +98,7 @@ def clustered(
     num_alive: Int[Tensor, " block"],
     generator: torch.Generator,
 ) -> Clusters:
-    """As many clusters of each block's vectors as it has states."""
+    """Cluster each block's vectors into as many clusters as the block has states."""
     found, nearest = [], []
     for number, num_states in enumerate(num_alive.tolist()):
         mine = vectors[block == number]
@@ -110,7 +110,7 @@ def clustered(
 
 
 def vectors_of(teacher: Teacher, batches: list[Batch]) -> list[Float[Tensor, "token width"]]:
-    """The teacher's vectors after every token of each batch; where a batch continues the one before, so does its reading."""
+    """Yield the teacher's vectors after every token of each batch; its state is carried over where batches continue."""
     texts: list[list[Batch]] = []
     for batch in batches:
         if batch.continues:
@@ -133,7 +133,7 @@ def make_evidence(
     num_slots: int,
     generator: torch.Generator,
 ) -> tuple[list[Evidence], Clusters]:
-    """The evidence about every token of the batches and the clusters it comes from."""
+    """Return the evidence about every token of the batches, and the clusters behind it."""
     vectors = vectors_of(teacher, batches)
     blocks = [blocks_of(batch, block_of_word) for batch in batches]
     clusters = clustered(torch.cat(vectors), torch.cat(blocks), num_alive, generator)
@@ -145,13 +145,13 @@ def make_evidence(
 def evidence_about(
     teacher: Teacher, batch: Batch, clusters: Clusters, block_of_word: Int[Tensor, " word"], num_slots: int
 ) -> Evidence:
-    """The evidence about every token of a batch that had no part in the clusters."""
+    """Return the evidence about every token of a batch that had no part in the clusters."""
     vectors = teacher.vectors_after(batch.tokens.cpu()).flatten(0, 1)
     return clusters.evidence(vectors, blocks_of(batch, block_of_word), num_slots).to(block_of_word.device)
 
 
 def blocks_of(batch: Batch, block_of_word: Int[Tensor, " word"]) -> Int[Tensor, " token"]:
-    """The block of every token, on the CPU; -1 is padding."""
+    """Return the block of every token, on the CPU; -1 is padding."""
     tokens, lengths = batch.tokens.cpu(), batch.lengths.cpu()
     live = torch.arange(tokens.shape[1]) < lengths[:, None]
     return torch.where(live, block_of_word.cpu()[tokens], -1).flatten()
@@ -160,7 +160,7 @@ def blocks_of(batch: Batch, block_of_word: Int[Tensor, " word"]) -> Int[Tensor, 
 def k_means(
     vectors: Float[Tensor, "token width"], num_clusters: int, generator: torch.Generator
 ) -> Float[Tensor, "cluster width"]:
-    """The centres that k-means finds, beginning with some of the vectors; fewer than asked for where there are fewer
+    """Find the centres by k-means, initialized with some of the vectors; fewer than asked for where there are fewer
     vectors."""
     centres = vectors[torch.randperm(len(vectors), generator=generator)[:num_clusters]]
     for _ in range(ITERATIONS if len(vectors) else 0):

@@ -41,7 +41,7 @@ def distillation_for(corpus: Corpus, config: RunConfig, teacher: Teacher | None)
 
 
 def guide_weight_at(config: TrainingConfig, step: int, total_steps: int) -> float:
-    """The weight of a teacher's evidence: full for a share of training, then straight down to none."""
+    """Return the weight of a teacher's evidence: full for a share of training, then straight down to none."""
     left = (config.guide_until - step / total_steps) / max(config.guide_until - config.guide_full, 1e-9)
     return config.guide_weight * min(1.0, max(0.0, left))
 
@@ -56,7 +56,7 @@ class Distillation:
         self._evidence: dict[int, tuple[Batch, Evidence]] = {}
 
     def describe(self, corpus: Corpus) -> dict[str, Any]:
-        """A number that tells one teacher from another."""
+        """Return a number that tells one teacher from another."""
         return {"guide_sum": sum_of_vectors(corpus, self.teacher)}
 
     def check_resumed(self, folder: RunFolder, described: dict[str, Any], corpus: Corpus) -> None:
@@ -77,11 +77,11 @@ class Distillation:
         self.trainer = trainer
 
     def is_active_at(self, step: int) -> bool:
-        """Whether the teacher's evidence has any weight in that step."""
+        """Return whether the teacher's evidence has any weight in that step."""
         return guide_weight_at(self.settings, step, self.trainer.total_steps) > 0
 
     def evidence(self, batches: Sequence[Batch], mask: DropoutMask, step: int) -> DistillationTargets | None:
-        """What the teacher says about the batches' tokens; None when its time is over."""
+        """Return what the teacher says about the batches' tokens; None when its time is over."""
         weight = guide_weight_at(self.settings, step, self.trainer.total_steps)
         if not weight:
             self._evidence = {}  # large tables
@@ -102,7 +102,7 @@ class Distillation:
         self._evidence = {id(batch): (batch, each) for batch, each in zip(batches, evidence, strict=True)}
 
     def _about(self, batch: Batch) -> Evidence:
-        """The evidence about a batch; one that is new, a part of an extra text, is read by the teacher first."""
+        """Return the evidence about a batch; one that is new, a part of an extra text, is read by the teacher first."""
         if id(batch) not in self._evidence:
             assert self.clusters is not None
             run = self.trainer

@@ -23,10 +23,10 @@ class Teacher(Protocol):
     """A neural language model."""
 
     def vectors_after(self, tokens: Int[Tensor, "row time"]) -> Float[Tensor, "row time width"]:
-        """A vector after each token of rows that begin a text: what the next word is predicted from."""
+        """Return a vector after each token of rows that begin a text: what the next word is predicted from."""
 
     def sample(self, num_tokens: int, generator: torch.Generator, *, progress: Callable[[int, int], None]) -> Text:
-        """About so many tokens of text that it writes; `progress` hears how much of how much is done."""
+        """Generate about this many tokens of text; `progress` gets the tokens done and in all."""
 
 
 def teacher_text(
@@ -46,7 +46,7 @@ def teacher_text(
 
 
 def sum_of_vectors(corpus: Corpus, teacher: Teacher) -> float:
-    """A number that tells one teacher from another."""
+    """Return a number that tells one teacher from another."""
     words = torch.from_numpy(corpus.train.tokens[:64].astype(np.int64))
     return teacher.vectors_after(words[None]).sum(dtype=torch.float64).item()
 
