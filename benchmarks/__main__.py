@@ -17,7 +17,7 @@ Measured in one run, each program in a process of its own, checked against its r
   machine    matrix products and copies             training   block-factored by gradient, beside two LSTMs
   softmax    the paper's softmax, streamed          em         generalized EM: E-step and whole iteration
   scoring    a long text, parameters cached         naive      what one would write first: all tables dense
-  growth     other |Z|, k and tokens a step         (--only machine,training picks parts)
+  growth     other |Z|, k and tokens per step         (--only machine,training picks parts)
 Ratios mean something on a busy machine, absolute figures only on a quiet one.
 
 examples:
@@ -170,7 +170,7 @@ def run_queries(args: argparse.Namespace, sizes: Any) -> int:
         note(f"an untrained model with the vocabulary of {what['corpus']}: it costs what a trained one does")
     found = bench_queries(model, seed=args.seed)
     row = {
-        **found, **what, "num_states": model.distributions.num_states, "num_blocks": model.tables.num_blocks,
+        **found, **what, "num_states": model.distributions.num_states, "num_blocks": model.distributions.num_blocks,
         "vocabulary": len(model.vocabulary), "seconds": round(time.monotonic() - began, 1),
         "machine": machine.describe(args.threads), "commit": machine.commit(),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Several contestants timed in turn, a step each a round, so that all of them meet the same machine."""
+"""Several contestants timed in turn, one step each a round, so that all of them meet the same machine."""
 
 import time
 from collections.abc import Callable

@@ -24,7 +24,7 @@ from vlhmm.language_model import HMMLanguageModel
 from vlhmm.training.e_step import expectation, expected_log_likelihood, prepare
 
 # float32 against float64: what rounding can do, and no more
-LOG_LIKELIHOOD_TOLERANCE = 1e-4  # nats a token
+LOG_LIKELIHOOD_TOLERANCE = 1e-4  # nats per token
 GRADIENT_TOLERANCE = 1e-3  # of the largest entry of the same gradient
 FACTORS = ("source", "target", "logits", "log_block")  # what a transition is made of
 
@@ -103,7 +103,7 @@ def check_step(
 ) -> dict[str, float]:
     """Return {log_likelihood, gradient}: how far a training step's E-step and gradient are from the reference's.
 
-    The first is in nats a token, the second the largest difference of an entry, relative to the largest
+    The first is in nats per token, the second the largest difference of an entry, relative to the largest
     entry of the gradient in the same table.
     """
     fast, fast_tables = leaves(potentials, potentials.log_emission.dtype)
@@ -178,6 +178,6 @@ def fast_token_scores(model: HMMLanguageModel, text: Text) -> Tensor:
 
 def check_scores(model: HMMLanguageModel, text: Text) -> float:
     """The largest difference of a token's log-probability between the model's scoring and the reference implementation."""
-    difference = (fast_token_scores(model, text) - plain_token_scores(model.tables, text)).abs().max().item()
+    difference = (fast_token_scores(model, text) - plain_token_scores(model.distributions, text)).abs().max().item()
     check_at_most("the log-probability of a token", difference, LOG_LIKELIHOOD_TOLERANCE)
     return difference

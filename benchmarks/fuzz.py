@@ -54,7 +54,7 @@ from vlhmm.lattice.template import parse_template
 from vlhmm.training.config import RunConfig
 from vlhmm.training.run_folder import RunFolder
 
-LIMIT = 30.0  # seconds a case
+LIMIT = 30.0  # seconds per case
 WORDS = ("the", "big", "small", "cat", "dog", "cats", "dogs", "here", "there", "runs", "run", ".")
 SENTENCE = "the big dog here runs ."
 HOSTILE = (

@@ -1,4 +1,4 @@
-"""How speed and memory grow: with |Z| at fixed k, with k at fixed |Z|, with tokens a step; and the plot."""
+"""How speed and memory grow: with |Z| at fixed k, with k at fixed |Z|, with tokens per step; and the plot."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from benchmarks.sizes import Sizes
 from vlhmm.data.atomic_io import replace_atomically
 from vlhmm.errors import ConfigError
 
-SERIES = {"states": "states, k fixed", "k": "states per block k, states fixed", "tokens": "tokens a step"}
+SERIES = {"states": "states, k fixed", "k": "states per block k, states fixed", "tokens": "tokens per step"}
 
 
 class Point(NamedTuple):
@@ -27,7 +27,7 @@ class Point(NamedTuple):
 
     def __str__(self) -> str:
         how = "" if self.within == "softmax" else f", {self.within} within blocks"
-        return f"{self.num_states} states, k={self.states_per_block}, {self.batch_tokens} tokens a step{how}"
+        return f"{self.num_states} states, k={self.states_per_block}, {self.batch_tokens} tokens per step{how}"
 
 
 def pair(sizes: Sizes) -> tuple[Point, Point]:
@@ -70,7 +70,7 @@ def measure_growth(
         points = [described(point, together[str(point)]) for point in (base, large)]
         ratio = paired_ratio(together[str(large)], together[str(base)])
         note(
-            f"  {large.num_states} states beside {base.num_states}, {base.batch_tokens:,} tokens a step, "
+            f"  {large.num_states} states beside {base.num_states}, {base.batch_tokens:,} tokens per step, "
             f"{base.within} within blocks: "
             f"{points[1]['tokens_per_s']:,.0f} and {points[0]['tokens_per_s']:,.0f} tokens/s, {ratio:.2f}"
         )

@@ -3,7 +3,7 @@
     python -m benchmarks.large_text --tokens 200M --vocab 50000 --states 2^14 --out benchmarks/results/large-text.json
 
 Every stage is a process of its own, so its peak memory is its own. The last stage trains the same model on the same
-lines from memory and from a prepared folder, a step each in turn, and compares their tokens per second.
+lines from memory and from a prepared folder, one step each in turn, and compares their tokens per second.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def limit_memory(gigabytes: float) -> None:
 
 
 def matmul_gflops(size: int = 2_048, seconds: float = 1.0) -> float:
-    """Median rate of float32 products of two square matrices, 2 n^3 operations each, in 10^9 a second."""
+    """Median rate of float32 products of two square matrices, 2 n^3 operations each, in 10^9 per second."""
     import torch
 
     generator = torch.Generator().manual_seed(0)

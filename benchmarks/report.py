@@ -42,7 +42,7 @@ def headline_rows(row: dict[str, Any]) -> list[tuple[str, ...]]:
     sizes = row["sizes_measured"]
     small = sizes["growth_pair"]
     pair = {
-        "states_2_17_vs_2_15": f" ({small[1]} states by {small[0]}, {sizes['growth_low_rank_batch']:,} tokens a step, low-rank within blocks)",
+        "states_2_17_vs_2_15": f" ({small[1]} states by {small[0]}, {sizes['growth_low_rank_batch']:,} tokens per step, low-rank within blocks)",
         "states_2_17_peak_gb": f" ({small[1]} states)",
     }
     return [(f"`{name}`{pair.get(name, '')}", shown(row[name])) for name in HEADLINES]
@@ -108,7 +108,7 @@ def notes(row: dict[str, Any]) -> str:
     """Return what a reader must know to read the tables."""
     sizes = row["sizes_measured"]
     lines = [
-        f"h={sizes['hidden_size']}, λ={sizes['state_dropout']}, {sizes['batch_tokens']:,} tokens a step "
+        f"h={sizes['hidden_size']}, λ={sizes['state_dropout']}, {sizes['batch_tokens']:,} tokens per step "
         "and linear maps unless said. Medians; the contestants of a ratio take turns.",
         "The naive program has no state dropout, and dense tables of transitions and masked emissions; "
         "`dense` multiplies messages over all states, `blocked` gathers block tiles.",
@@ -126,7 +126,7 @@ def notes(row: dict[str, Any]) -> str:
     if "ratio" in growth:
         states, tokens = sizes["growth_pair"], sizes["growth_batch_tokens"]
         lines.append(
-            f"At {tokens:,} tokens a step {states[1]} states run at {growth['ratio']:.2f} times the speed of {states[0]}: "
+            f"At {tokens:,} tokens per step {states[1]} states run at {growth['ratio']:.2f} times the speed of {states[0]}: "
             "what a step does to every state weighs more."
         )
     skipped = growth.get("skipped")

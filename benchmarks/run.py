@@ -213,7 +213,7 @@ class Bench:
 
 
 def speed(figures: Figures) -> str:
-    """Return tokens a second and peak memory, for people."""
+    """Return tokens per second and peak memory, for people."""
     return f"{figures['tokens_per_s']:,.0f} tokens/s, {figures['peak_gb'] or 0:.1f} GB"
 
 

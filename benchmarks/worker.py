@@ -67,7 +67,7 @@ def contestant(name: str, settings: dict[str, Any]) -> Contestant:
 
 
 def summary(rounds: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the median of every number of the rounds, and of tokens a second."""
+    """Return the median of every number of the rounds, and of tokens per second."""
     found = {
         key: median(float(r[key]) for r in rounds)
         for key in (rounds[0] if rounds else {})

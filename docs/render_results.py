@@ -56,7 +56,7 @@ def bench_table() -> str:
 
     tokens, within = shown("states_2_17_tokens_a_step", "{:,}"), shown("states_2_17_within", "{}")
     rows = [
-        ("block-factored training (linear maps) at 2^15 states against torch's 2×256 LSTM, 8,192 tokens a step", shown("block_factored_vs_lstm", "{:.2f}×")),
+        ("block-factored training (linear maps) at 2^15 states against torch's 2×256 LSTM, 8,192 tokens per step", shown("block_factored_vs_lstm", "{:.2f}×")),
         ("against the LSTM of `vlhmm baseline`", shown("block_factored_vs_package_lstm", "{:.2f}×")),
         ("with residual networks, against torch's", shown("block_factored_residual_vs_lstm", "{:.2f}×")),
         ("linear maps, low-rank within blocks, against torch's", shown("low_rank_vs_lstm", "{:.1f}×")),
@@ -65,13 +65,13 @@ def bench_table() -> str:
         ("E-step at 2^15 states, half of them kept", shown("estep_tokens_per_s", "{:,.0f} tokens/s")),
         ("the paper's softmax, streamed, 2^15 states: share of the machine's matrix-product rate", shown("softmax_share_of_peak", "{:.0%}")),
         ("its peak memory", shown("softmax_peak_gb", "{:.1f} GB")),
-        (f"training tokens/s at 2^17 states against 2^15, {within} within blocks, {tokens} tokens a step", shown("states_2_17_vs_2_15", "{:.2f}×")),
+        (f"training tokens/s at 2^17 states against 2^15, {within} within blocks, {tokens} tokens per step", shown("states_2_17_vs_2_15", "{:.2f}×")),
         ("training tokens/s at 2^17 states", shown("states_2_17_tokens_per_s", "{:,.0f}")),
         ("its peak memory", shown("states_2_17_peak_gb", "{:.1f} GB")),
-        ("2^17 against 2^15 with a softmax within blocks, 32,768 tokens a step", shown("states_2_17_vs_2_15_softmax_within", "{:.2f}×")),
-        ("the same at 8,192 tokens a step", shown("states_2_17_vs_2_15_small_steps", "{:.2f}×")),
+        ("2^17 against 2^15 with a softmax within blocks, 32,768 tokens per step", shown("states_2_17_vs_2_15_softmax_within", "{:.2f}×")),
+        ("the same at 8,192 tokens per step", shown("states_2_17_vs_2_15_small_steps", "{:.2f}×")),
         ("scoring a long text at 2^15 states", shown("scoring_tokens_per_s", "{:,.0f} tokens/s")),
-        ("its largest difference from the log-space reference, nats a token", shown("scoring_max_abs_diff", "{:.1e}")),
+        ("its largest difference from the log-space reference, nats per token", shown("scoring_max_abs_diff", "{:.1e}")),
     ]  # fmt: skip
     asked = record("bench-queries", "benchmarks/results")
     if asked is not None:  # by `python -m benchmarks queries`

@@ -74,5 +74,5 @@ CONSTRAINTS = (
 INDEPENDENT = {32: Reported(136.58), 64: Reported(137.55), 128: Reported(134.06), 256: Reported(135.75)}
 FACTORED = {32: Reported(142.528), 64: Reported(143.02), 128: Reported(137.415), 256: Reported(137.708)}
 
-# Cost on one RTX 2080, PTB: seconds an epoch
+# Cost on one RTX 2080, PTB: seconds per epoch
 SECONDS_PER_EPOCH = {"ff": 3.0, "lstm": 23.0, "vlhmm": 433.0}

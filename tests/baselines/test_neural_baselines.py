@@ -159,7 +159,7 @@ def test_sgd_steps_along_the_clipped_gradient():
     config = small(
         "lstm", optimizer="sgd", rate=2.0, clip=1e-3, dropout=0.0, epochs=1, num_streams=1, checks_per_epoch=1
     )
-    config = replace(config, segment_length=len(corpus().train.tokens))  # one step an epoch
+    config = replace(config, segment_length=len(corpus().train.tokens))  # one step per epoch
     before = build_model("lstm", VOCABULARY, config)
     after = train_baseline("lstm", corpus(), None, config)
     assert after.steps == 1

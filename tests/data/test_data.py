@@ -136,8 +136,8 @@ def test_vocabulary_file_of_a_user(tmp_path):
     "content, message",
     [
         ("a\nb\na\n", "line 3: 'a' stands in line 1 too"),
-        ("a\n\nb\n", "line 2: an empty line, expected one word a line"),
-        ("a\nb c\n", "line 2: 2 words, expected one word a line"),
+        ("a\n\nb\n", "line 2: an empty line, expected one word per line"),
+        ("a\nb c\n", "line 2: 2 words, expected one word per line"),
         (b"a\n\xff\n", "line 2: not UTF-8"),
         ("", "is empty"),
     ],
@@ -206,7 +206,7 @@ def test_read_lines_from_a_pipe_yields_a_line_as_it_comes():
 @pytest.mark.parametrize(
     "content, message",
     [
-        (b"", "is empty, expected text, one sentence a line"),
+        (b"", "is empty, expected text, one sentence per line"),
         (gzip.compress(b""), "is empty"),
         (b"fine\nf\xfcnf\n", r"line 2: not UTF-8 \(byte 0xfc at byte 2 of the line\); convert"),
         (b"a\nb <eos> c\n", "line 2: literal <eos> in the text, .* remove or rename it"),

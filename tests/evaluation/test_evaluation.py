@@ -70,7 +70,7 @@ def test_a_text_of_ids_without_words_has_no_bits_per_byte():
         report, known = evaluate(Counting(), ids, rule), evaluate(Counting(), TEXT, rule)
         assert math.isnan(report.bits_per_byte) and report.perplexity == known.perplexity
     row = {"file": "ids", **report.to_dict()}
-    assert "bits a byte" not in described(row) and "nan" not in described(row)
+    assert "bits per byte" not in described(row) and "nan" not in described(row)
     assert json.loads(to_json(row))["bits_per_byte"] is None  # JSON has no NaN
 
 

@@ -65,7 +65,7 @@ def verify(model: Any, num_texts: int = 3, seed: int = 0, progress: Callable[[st
         ("a gap of two words: backwards equals forwards", loose * 10, lambda: _two_word_gap(model, texts[0])),
     ]
     if single:
-        steps.append(("float32 equals float64, nats a token", 1e-3, lambda: _types(model, double, texts)))
+        steps.append(("float32 equals float64, nats per token", 1e-3, lambda: _types(model, double, texts)))
     checks = []
     for name, bound, run in steps:
         if progress is not None:

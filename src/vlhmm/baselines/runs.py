@@ -2,7 +2,7 @@
 
     config.json         format_version, kind (kn, ff or lstm), settings
     model.safetensors   the best weights, or the n-gram tables
-    vocabulary.txt      one word a line, line number = id
+    vocabulary.txt      one word per line, line number = id
     journal.jsonl       an object an event             (ff and lstm)
     checkpoint/         what it takes to go on         (ff and lstm; see vlhmm.baselines.training)
     manifest.json       checksums of the others, but for the journal

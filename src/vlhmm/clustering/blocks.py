@@ -65,7 +65,7 @@ class Blocks:
         else:
             alive = _integers(num_alive, "num_alive")
             if len(alive) != num_blocks:
-                raise ConfigError(f"num_alive has {len(alive)} entries, expected one a block: {num_blocks}")
+                raise ConfigError(f"num_alive has {len(alive)} entries, expected one per block: {num_blocks}")
             if alive.min() < 1 or alive.max() > states_per_block:
                 wrong = int(np.flatnonzero((alive < 1) | (alive > states_per_block))[0])
                 raise ConfigError(
@@ -256,7 +256,7 @@ def allocate_states(
     tokens = np.asarray(tokens_of_block, dtype=np.float64)
     _positive(num_states=num_states, multiple_of=multiple_of, minimum=minimum)
     if tokens.ndim != 1 or not len(tokens) or not np.isfinite(tokens).all() or tokens.min() < 0:
-        raise ConfigError("tokens_of_block must be a non-empty list of counts, one a block")
+        raise ConfigError("tokens_of_block must be a non-empty list of counts, one per block")
     if not np.isfinite(power) or power < 0:
         raise ConfigError(f"power={power} must be 0 (equal shares) or more")
     if num_states % multiple_of:

@@ -38,7 +38,7 @@ def exchange(
 ) -> ExchangeResult:
     """Return classes no worse than those given, after at most `sweeps` passes over the words or when no word moves.
 
-    O(M) for each class among a word's neighbours, a word and sweep. Blocks keep at least one word that
+    O(M) for each class among a word's neighbours, word and sweep. Blocks keep at least one word that
     occurs.
     """
     if sweeps < 0:

@@ -1,4 +1,4 @@
-"""wcluster's `paths` files: one line a word, `bit string TAB word TAB count`.
+"""wcluster's `paths` files: one line per word, `bit string TAB word TAB count`.
 
 Input: such a file. Output: a block per word; and back. Knows nothing of how blocks are found.
 """

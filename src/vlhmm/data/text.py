@@ -1,4 +1,4 @@
-"""Text -> integers. Input: whitespace-tokenized UTF-8, one sentence a line. Output: `Text`, <eos> after each.
+"""Text -> integers. Input: whitespace-tokenized UTF-8, one sentence per line. Output: `Text`, <eos> after each.
 
 Knows nothing of corpora by name, and needs no torch.
 """
@@ -112,18 +112,18 @@ def read_lines(path: str | Path, split: Callable[[str], list[str]] = str.split) 
                 f"{error.start + 1} of the line); convert the text to UTF-8"
             ) from None
     if not number:
-        raise DataError(f"{name} is empty, expected text, one sentence a line")
+        raise DataError(f"{name} is empty, expected text, one sentence per line")
 
 
 def write_text(path: str | Path, text: Text, vocabulary: Vocabulary) -> None:
-    """Write a text as words, a line a sentence, packed if the name ends in .gz; whole or not at all."""
+    """Write a text as words, one line per sentence, packed if the name ends in .gz; whole or not at all."""
     words = np.array(vocabulary.words, dtype=object)
     sentences = (" ".join(words[text.sentence(i)[:-1]]) + "\n" for i in range(text.num_sentences))
     content = "".join(sentences).encode()
     write_atomically(Path(path), gzip.compress(content, 6, mtime=0) if str(path).endswith(".gz") else content)
 
 
-_LITERAL_EOS = f"literal {EOS} in the text, expected none, as the reader adds one a line; remove or rename it"
+_LITERAL_EOS = f"literal {EOS} in the text, expected none, as the reader adds one per line; remove or rename it"
 
 
 def count_words(lines: Iterable[list[str]]) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""Words <-> integers. Input: word counts, or a file with one word a line. Output: a frozen `Vocabulary`.
+"""Words <-> integers. Input: word counts, or a file with one word per line. Output: a frozen `Vocabulary`.
 
 Knows nothing of files of text, of blocks or of models.
 """
@@ -96,13 +96,13 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: str | Path) -> "Vocabulary":
-        """Return the vocabulary in `path`, one word a line in order of id; a missing <eos> or <unk> is appended."""
+        """Return the vocabulary in `path`, one word per line in order of id; a missing <eos> or <unk> is appended."""
         line_of: dict[str, int] = {}
         name = display_name(path)
         with open_bytes(path) as stream:
             content = stream.read()
         if not content:
-            raise DataError(f"vocabulary {name} is empty, expected one word a line")
+            raise DataError(f"vocabulary {name} is empty, expected one word per line")
         for number, raw in enumerate(content.removesuffix(b"\n").split(b"\n"), start=1):
             try:
                 words = raw.decode("utf-8-sig" if number == 1 else "utf-8").split()
@@ -110,7 +110,7 @@ class Vocabulary:
                 raise DataError(f"{name}, line {number}: not UTF-8; convert the file to UTF-8") from None
             if len(words) != 1:
                 got = "an empty line" if not words else f"{len(words)} words"
-                raise DataError(f"{name}, line {number}: {got}, expected one word a line (line number = id)")
+                raise DataError(f"{name}, line {number}: {got}, expected one word per line (line number = id)")
             first = line_of.setdefault(words[0], number)
             if first != number:
                 raise DataError(f"{name}, line {number}: {words[0]!r} stands in line {first} too; remove one")

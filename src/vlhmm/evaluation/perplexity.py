@@ -146,7 +146,7 @@ def evaluate(
 ) -> Report:
     """Return the perplexity of a text: each line from the start (`reset`), or streams with carried state (`carry`)."""
     if not text.num_tokens:
-        raise DataError("there is no token to score; expected text, one sentence a line")
+        raise DataError("there is no token to score; expected text, one sentence per line")
     if rule not in ("reset", "carry"):
         raise ConfigError(f"context rule {rule!r} is not known; take reset or carry")
     num_streams = min(num_streams, text.num_tokens)

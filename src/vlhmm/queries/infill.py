@@ -114,7 +114,7 @@ class Infilling:
         return [self._distribution(found) for found in gap_marginals(self._lattice, self._start)]
 
     def log_prob(self, *gaps: str | Sequence[str]) -> float:
-        """Return log p(fill | observed, constraint) of the fill given as one text a gap; -inf if it is not
+        """Return log p(fill | observed, constraint) of the fill given as one text per gap; -inf if it is not
         allowed."""
         wanted = [self.model.vocabulary.split(words) if isinstance(words, str) else list(words) for words in gaps]
         slots = [item for item in self.template.items if isinstance(item, Gap)]

@@ -38,14 +38,14 @@ _TIMED = (4, 64, 512)  # after so many words the whole is estimated: the first o
 class Estimate(Result):
     """An estimate from samples."""
 
-    value: float  # nats a token
+    value: float  # nats per token
     standard_error: float
     num_streams: int
     num_tokens: int  # a stream
 
 
 def entropy_rate(model: "HMMLanguageModel", num_streams: int = 64, num_tokens: int = 256, seed: Seed = 0) -> Estimate:
-    """Return an estimate of lim H(x_1 .. x_n) / n, in nats a token: -log p(x) / n averaged over sampled streams.
+    """Return an estimate of lim H(x_1 .. x_n) / n, in nats per token: -log p(x) / n averaged over sampled streams.
 
     Streams go on over every <eos> as the context rule says. No closed form is known for a hidden Markov
     model; the standard error is that of the average, and the first words of a stream, which know no past,
