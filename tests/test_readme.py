@@ -24,6 +24,18 @@ def test_the_first_example_stands_on_the_first_screen_and_runs(tmp_path, monkeyp
     assert loaded.score("the cat runs .") == names["model"].score("the cat runs .")
 
 
+def test_the_quickstart_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    page = (README.parent / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S):
+        if "to_frame" not in block:  # pandas may be missing
+            exec(block, names)
+    import vlhmm
+
+    assert vlhmm.load("runs/first").score("a dog sleeps .") == names["model"].score("a dog sleeps .")
+
+
 def test_every_command_is_in_the_table():
     assert re.findall(r"^\| `vlhmm (\S+)` \|", README.read_text(encoding="utf-8"), re.M) == list(available())
 
