@@ -1,4 +1,4 @@
-"""`python -m paper`: the paper's tables beside ours; trains what is missing, renders what is there."""
+"""`python -m paper`: train the missing rows of the paper's tables, and render them next to the paper's numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vlhmm.cli.common import add_machine_options, clock, interruptible, log_to, setup
+from vlhmm.cli.common import DATA_DIR, add_machine_options, clock, interruptible, log_to, setup
 from vlhmm.cli.main import Parser, run_program
 from vlhmm.cli.numbers import duration
 
@@ -19,52 +19,52 @@ EPILOG = """\
   table2            ablations at 2^14 states
   table3            which states may emit which words
   figure-states     2^10 to 2^16 states
-  figure-factored   state embeddings of their own or composed
-  all               every one of them
+  figure-factored   independent or factored state embeddings
+  all               all of them
 
-Each row is a named run. What is missing is trained in the order of priority, after it is told what that will
-cost; a run that was stopped goes on, a finished one is never repeated. Test is looked at once, with the model
-best on valid.
+Each row is a named run. Missing runs are trained in order of priority, after an estimate of their cost. Interrupted
+runs are resumed, finished ones are never repeated. The test text is evaluated once, with the model that is best on the
+validation text.
 
 examples:
-  python -m paper table1 --list                           the rows and how they stand
-  python -m paper table1 --dry-run                        what is missing, and what it costs
-  python -m paper table1 --only ptb/kn                    one row; ptb, 'vlhmm-*' and lstm,ff work too
-  python -m paper table1 --only ptb/vlhmm-em --seed 1     another seed: the spread stands beside the number
-  python -m paper all --time-limit 8h                     the same line again goes on
+  python -m paper table1 --list                           list the rows with their status
+  python -m paper table1 --dry-run                        list the missing rows with their cost
+  python -m paper table1 --only ptb/kn                    one row; also ptb, 'vlhmm-*' or lstm,ff
+  python -m paper table1 --only ptb/vlhmm-em --seed 1     another seed, shown next to the first
+  python -m paper all --time-limit 8h                     the same command resumes
   python -m paper all --render --format json | jq '.[] | select(.status == "finished")'
   python -m paper figure-states --render --plot states.png
-  python -m paper all --render --write-docs               into docs/reproduction.md and README.md
+  python -m paper all --render --write-docs               update docs/reproduction.md and README.md
 
-Records (small, worth committing) go to --results, models and checkpoints to --runs.
+Records (small, meant to be committed) go to --results, models and checkpoints to --runs.
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m paper",
-        description="Train what is missing of a table or figure of the paper, and show it beside the paper's numbers.",
+        description="Train the missing rows of a table or figure of the paper, and show it with the paper's numbers.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("table", metavar="TABLE", choices=(*TABLES, "all"), help=f"{', '.join(TABLES)} or all")
-    parser.add_argument("--only", metavar="ROW", action="append", default=[], help="some rows; * stands for anything")
-    parser.add_argument("--list", action="store_true", help="the rows and how they stand; nothing is run")
-    parser.add_argument("--dry-run", action="store_true", help="what is missing and what it would cost; nothing is run")
+    parser.add_argument("--only", metavar="ROW", action="append", default=[], help="only these rows; * matches anything")
+    parser.add_argument("--list", action="store_true", help="list the rows with their status, and exit")
+    parser.add_argument("--dry-run", action="store_true", help="list the missing rows with their cost, and exit")
     parser.add_argument(
-        "--measure", action="store_true", help="with --dry-run: measure real steps, half a minute a row"
+        "--measure", action="store_true", help="with --dry-run: time real steps, half a minute per row"
     )
-    parser.add_argument("--render", action="store_true", help="show what there is; nothing is run")
+    parser.add_argument("--render", action="store_true", help="show the table without training")
     parser.add_argument(
-        "--time-limit", type=duration, metavar="T", help="stop cleanly after 90s, 15m, 1.5h; rerun to go on"
+        "--time-limit", type=duration, metavar="T", help="stop with a checkpoint after this time: 90s, 15m, 1.5h"
     )
-    parser.add_argument("--runs", metavar="DIR", default="runs/reproduce", help="models (default: runs/reproduce)")
-    parser.add_argument("--results", metavar="DIR", default="results/rows", help="records (default: results/rows)")
-    parser.add_argument("--data-dir", metavar="DIR", help="where ptb and wikitext-2 lie (default: $VLHMM_DATA)")
-    parser.add_argument("--format", choices=("text", "json", "markdown"), default="text", help="default: text")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw it (needs the extra plots)")
+    parser.add_argument("--runs", metavar="DIR", default="runs/reproduce", help="folder of the models (default: runs/reproduce)")
+    parser.add_argument("--results", metavar="DIR", default="results/rows", help="folder of the records (default: results/rows)")
+    parser.add_argument("--data-dir", metavar="DIR", help=DATA_DIR)
+    parser.add_argument("--format", choices=("text", "json", "markdown"), default="text", help="of the output (default: text)")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw the table to a PNG file (needs the extra `plots`)")
     parser.add_argument(
-        "--write-docs", action="store_true", help="put the tables in docs/reproduction.md and README.md"
+        "--write-docs", action="store_true", help="update the tables in docs/reproduction.md and README.md"
     )
     add_machine_options(parser)
     parser.set_defaults(run=run)
@@ -117,7 +117,7 @@ def train_missing(args: argparse.Namespace, tasks: list[Any], store: Any) -> int
 
     note = log_to(args.quiet)
     corpora = load_corpora(tasks, args.data_dir)
-    limit = f"; this sitting ends after {clock(args.time_limit)}" if args.time_limit else ""
+    limit = f"; this run ends after {clock(args.time_limit)}" if args.time_limit else ""
     note(f"{len(tasks)} {'run is' if len(tasks) == 1 else 'runs are'} missing{limit}")
     for line in cost_lines(estimated_costs(args, tasks, store)):
         note(f"  {line}")
@@ -135,7 +135,7 @@ def train_missing(args: argparse.Namespace, tasks: list[Any], store: Any) -> int
         outcome = reproduce(tasks, corpora, place, args.time_limit)
     if outcome.unfinished:
         why = f" ({outcome.stopped_by})" if outcome.stopped_by else ""
-        note(f"not finished{why}: {', '.join(outcome.unfinished)}; run the same command again to go on")
+        note(f"not finished{why}: {', '.join(outcome.unfinished)}; run the same command again to resume")
     if outcome.stopped_by == "interrupt":
         return 130
     return max((error.exit_code for _, error in outcome.failed), default=0)

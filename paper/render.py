@@ -18,10 +18,9 @@ OPENING = re.compile(r"<!-- paper ")
 FIGURES = ("figure-states", "figure-factored")
 
 LEGEND = (
-    "Perplexities are valid / test, of the model best on valid. reset: every line from the start "
-    "distribution; carry: the state runs on over line ends, in 16 streams, as the paper evaluates (through transitions "
-    "out of `<eos>` that an HMM trained by reset has seen no text for). "
-    "Wall time is training with its validations."
+    "Perplexities are valid / test, of the model that is best on valid. reset: every line starts from the initial "
+    "distribution. carry: the state is carried over line ends in 16 streams, as the paper evaluates (through transitions "
+    "out of `<eos>` that a model trained under reset has never seen). Wall time is training with its validations."
 )
 
 
@@ -113,7 +112,7 @@ def chosen(row: Row, store: Store, seed: int) -> tuple[Record | None, list[Recor
 
 
 def paper_seconds(row: Row) -> float | None:
-    """Return what an epoch took the paper, where it says so."""
+    """Return the paper's seconds per epoch, where it states them."""
     if (row.table, row.corpus) != ("table1", "ptb"):
         return None
     return paper.SECONDS_PER_EPOCH.get(row.name.removesuffix("-softmax").removesuffix("-em"))
@@ -161,15 +160,15 @@ def status(values: dict[str, Any]) -> str:
         return "not run yet"
     if kind == "unfinished":
         return f"unfinished: epoch {values['epochs']:g} of {values['epochs_planned']:g}"
-    return "finished, settings since changed" if values["changed_settings"] else "finished"
+    return "finished, settings changed since" if values["changed_settings"] else "finished"
 
 
 def size(values: dict[str, Any]) -> str:
     """Format our number of parameters, with the paper's in brackets."""
-    told = [millions(values["parameters"])] if values["parameters"] else []
+    shown = [millions(values["parameters"])] if values["parameters"] else []
     if values["paper_parameters"]:
-        told.append(f"({millions(values['paper_parameters'])})")
-    return " ".join(told)
+        shown.append(f"({millions(values['paper_parameters'])})")
+    return " ".join(shown)
 
 
 def millions(count: int) -> str:
@@ -233,12 +232,12 @@ HOW_COLUMNS: list[Column] = [
     ("row", plain("row")),
     ("command", lambda values: f"`{values['command']}`"),
     ("seed", plain("seed")),
-    ("trained by", plain("context")),
+    ("context rule of training", plain("context")),
     (
         "tokens, train / valid / test",
         lambda values: " / ".join(f"{n:,}" for n in values.get("tokens", {}).values()),
     ),
-    ("an epoch (paper)", lambda values: epoch_time(values)),
+    ("time per epoch (paper)", lambda values: epoch_time(values)),
     ("commit", plain("commit")),
     ("how it differs from the paper", lambda values: differences(values)),
 ]
@@ -251,17 +250,17 @@ def epoch_time(values: dict[str, Any]) -> str:
 
 def differences(values: dict[str, Any]) -> str:
     changed, before = values.get("changed_settings"), values.get("uncalibrated_valid")
-    told = [
+    parts = [
         values["note"],
         values.get("regularization"),
         before and f"valid {before:.1f} before calibration",
-        changed and f"since changed: {', '.join(changed)}",
+        changed and f"settings changed since: {', '.join(changed)}",
     ]
-    return "; ".join(filter(None, told))
+    return "; ".join(filter(None, parts))
 
 
 def regularization(training: dict[str, Any] | None) -> str | None:
-    """Return how an HMM trained with AdamW was kept from fitting too well; None for other models."""
+    """Return the regularization of an HMM trained with AdamW; None for other models."""
     if training is None or training["optimizer"] != "adamw":
         return None
     return (
@@ -273,7 +272,7 @@ def regularization(training: dict[str, Any] | None) -> str | None:
 # ---- tables
 
 
-SHORT_ROWS = ("kn", "lstm", "vlhmm-softmax", "vlhmm-em", "vlhmm-carry", "vlhmm-read-65536")
+SHORT_ROWS = ("lstm", "vlhmm-softmax", "vlhmm-em", "vlhmm-read-65536")
 SHORT_COLUMNS: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
     ("corpus", lambda values: CORPUS_TITLES.get(values["corpus"], values["corpus"])),
     ("model", lambda values: values["model"]),
@@ -286,13 +285,13 @@ SHORT_COLUMNS: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
 
 
 def short_markdown(rows: list[dict[str, Any]]) -> str:
-    """Return the main rows in one table, each with its command and its record."""
+    """Return a selection of rows in one table, each with its command and its record."""
     shown = [v for v in rows if v["row"].split("/")[-1] in SHORT_ROWS and v["status"] == "finished"]
     return pipes(shown, SHORT_COLUMNS) + "\n"
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """Return one table per corpus, then how each row was made."""
+    """Return one table per corpus, then how each row was trained."""
     parts = []
     for corpus, members in by_corpus(rows):
         if len({values["corpus"] for values in rows}) > 1:
@@ -302,7 +301,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     trained = [values for values in rows if values["status"] != "cited"]
     if trained:
         parts.append(
-            "<details><summary>How each row is made</summary>\n\n" + pipes(trained, HOW_COLUMNS) + "\n\n</details>"
+            "<details><summary>How each row was trained</summary>\n\n" + pipes(trained, HOW_COLUMNS) + "\n\n</details>"
         )
     return "\n\n".join(parts) + "\n"
 
@@ -335,15 +334,15 @@ def pipes(rows: list[dict[str, Any]], columns: list[Column]) -> str:
 
 
 def legend(rows: Iterable[dict[str, Any]], bold: bool = True) -> str:
-    """Return what the numbers are, and where they were made."""
+    """Return the legend: what the numbers mean, and on which machines they were computed."""
     rows = list(rows)
-    told = [LEGEND]
+    parts = [LEGEND]
     if bold and any(values["status"] == "finished" for values in rows):
-        told.append("**Bold** is the rule the model was trained by and chosen under.")
+        parts.append("**Bold** is the context rule of training and model selection.")
     if any(values["table"] == "table2" for values in rows):
-        told.append(
-            "Train is the chosen model's perplexity of the training text with all states; ms is one "
-            "evaluation batch of 16 x 32 tokens with its parameters made anew (the paper: on an RTX 2080)."
+        parts.append(
+            "Train is the selected model's perplexity on the training text with all states; ms is the time of one "
+            "evaluation batch of 16 x 32 tokens, parameters included (paper: on an RTX 2080)."
         )
     several = len(by_corpus(rows)) > 1
     calibrated = [
@@ -352,16 +351,16 @@ def legend(rows: Iterable[dict[str, Any]], bold: bool = True) -> str:
         if values.get("uncalibrated_valid") is not None
     ]
     if calibrated:
-        told.append(
-            "Ours end with factors on their logits chosen on the validation text, so test is the clean number; the paper's "
-            f"do not. Valid before that: {'; '.join(calibrated)}."
+        parts.append(
+            "Ours are calibrated on the validation text, the paper's models are not, so compare the test numbers. "
+            f"Valid before calibration: {'; '.join(calibrated)}."
         )
     if any("our LSTM" in values["model"] and values["status"] == "finished" for values in rows):
-        told.append("Wall times with our LSTM have its training in them.")
+        parts.append("Wall times of rows distilled from our LSTM include its training.")
     machines = {values["machine"]["processor"] for values in rows if (values.get("machine") or {}).get("processor")}
     if machines:
-        told.append(f"Trained on {'; '.join(sorted(machines))}, one core unless it says more.")
-    return " ".join(told)
+        parts.append(f"Trained on {'; '.join(sorted(machines))}, one core unless stated otherwise.")
+    return " ".join(parts)
 
 
 def cost_lines(costs: list[dict[str, Any]]) -> list[str]:
@@ -371,14 +370,14 @@ def cost_lines(costs: list[dict[str, Any]]) -> list[str]:
     width = max(len(cost["row"]) for cost in costs)
     lines = [f"{cost['row']:<{width}}  {hours(cost['seconds']):>11}  {cost['basis']}" for cost in costs]
     total = sum(cost["seconds"] for cost in costs)
-    return [*lines, f"{'in all':<{width}}  {hours(total):>11}  {len(costs)} run{'s' * (len(costs) > 1)}"]
+    return [*lines, f"{'total':<{width}}  {hours(total):>11}  {len(costs)} run{'s' * (len(costs) > 1)}"]
 
 
 # ---- documents
 
 
 def write_documents(folder: Path, store: Store, seed: int, only: list[str] | None = None) -> list[Path]:
-    """Return the documents whose marked places now hold the tables of today; with `only`, of those tables."""
+    """Update the tables between markers (`only`: these tables), and return the documents that changed."""
     if not (folder / DOCUMENTS[0]).exists():
         raise ConfigError(f"{folder / DOCUMENTS[0]} does not exist; run --write-docs in a checkout of vlhmm")
     changed = []

@@ -1,11 +1,11 @@
-"""The paper's tables and figures as lists of rows. Two families of HMMs stand side by side:
+"""The paper's tables and figures as lists of rows, for two families of HMMs:
 
-    softmax   the paper's model, trained in a way that two cores can pay for
+    softmax   the paper's model, trained in a way that two cores can afford
     em        ours: block-factored transitions, generalized EM (the presets em-ptb and em-wikitext-2)
 
-A step of the paper's softmax costs |Z|² whatever its tokens, so its models are trained by generalized EM too: a few
-hundred steps on the counts of the whole text instead of tens of thousands on 512 tokens each. What a run changes
-against the paper stands in its note. Seconds are estimates for two cores; what has been run tells its own.
+A step of the paper's softmax costs |Z|² however few tokens it has, so these models are trained by generalized EM too: a
+few hundred steps on the counts of the whole text instead of tens of thousands on 512 tokens each. The note of a run says
+how it differs from the paper. Seconds are estimates for two cores; finished runs have measured times.
 """
 
 from collections.abc import Callable
@@ -28,24 +28,24 @@ TITLES = {
 CORPUS_TITLES = {"ptb": "Penn Treebank", "wikitext-2": "WikiText-2"}
 PAPERS, OURS = "the paper's (softmax)", "ours (block-factored, EM)"
 
-# Priority: what is run first
+# Priority: lower numbers run first
 BASELINE, MAIN, WIKITEXT, SCALAR, MIDDLE, ABLATION, STATES, CONSTRAINT, FACTORED, LARGE = range(10, 110, 10)
 
 EM_EPOCHS = 150  # at most, for sizes and ablations that follow the main run's recipe
-# Of the paper's softmax where an epoch costs a minute and more; and without dropout, where the best comes early
+# For the paper's softmax where an epoch takes a minute or more, and without dropout, where the best epoch comes early
 FEWER_EPOCHS = {"2^16": 50, "wikitext-2": 80, "no-dropout": 60}
-LEAST_SLOTS = 8  # states a block at least, where a small model would have more blocks than it can fill
-# a pass over PTB and its optimizer steps
+LEAST_SLOTS = 8  # least number of states per block; a small model gets fewer blocks
+# for a pass over PTB and its optimizer steps
 SOFTMAX_SECONDS = {2**10: 1.0, 2**11: 1.1, 2**12: 1.4, 2**13: 2.2, 2**14: 5.5, 2**15: 17.0, 2**16: 70.0}
 EM_SECONDS = {2**10: 0.6, 2**11: 0.7, 2**12: 0.8, 2**13: 1.2, 2**14: 1.9, 2**15: 4.6, 2**16: 7.0}
 
 
 def wide_blocks(states_per_block: int) -> float:
-    """Return seconds that blocks of more states add to a pass over PTB: a token costs their square."""
+    """Return the seconds that larger blocks add to a pass over PTB: a token costs the square of their size."""
     return (states_per_block / 128) ** 2
 
 
-# Where tiles take much memory: of more lines at once more share one. Nothing but the time changes.
+# Where tiles take much memory: in larger batches more lines share a tile. This changes only the time.
 MORE_LINES = "training.batch_tokens=262144"
 
 # How the paper's model is trained here
@@ -54,31 +54,31 @@ BY_EM = (
     *COMMON, "training.method=em", "training.batch_tokens=65536", f"training.epochs={EM_EPOCHS}", "training.beta2=0.99",
     "training.warmup_steps=10", "training.weight_decay=1", "training.checks_per_epoch=0.1",
 )  # fmt: skip
-HOW_BY_EM = "generalized EM, {epochs} epochs of {steps} optimizer steps with a cosine, weight decay 1 (the paper: 50 epochs by gradient, 16 streams of 32 tokens, plateau)"
+HOW_BY_EM = "generalized EM, {epochs} epochs of {steps} optimizer steps, cosine schedule, weight decay 1 (paper: 50 epochs by gradient, 16 streams of 32 tokens, plateau)"
 BY_GRADIENT = (*COMMON, "training.batch_tokens=8192", "training.epochs=4", "training.checks_per_epoch=1")
-HOW_BY_GRADIENT = "4 epochs by gradient with a cosine, sentence batches of 8,192 tokens (the paper: 50 epochs, 16 streams of 32 tokens, plateau)"
-# Where every state emits every word nothing but their first emissions tells states apart
+HOW_BY_GRADIENT = "4 epochs by gradient, cosine schedule, sentence batches of 8,192 tokens (paper: 50 epochs, 16 streams of 32 tokens, plateau)"
+# Where every state emits every word, states differ only by their initial emissions
 NONE = ("model.emission_init_scale=6", "training.batch_tokens=4096", "training.epochs=16")
-HOW_NONE = "16 epochs by gradient with a cosine, sentence batches of 4,096 tokens, emissions that begin six times as far apart (the paper: 50 epochs, 16 streams of 32 tokens, plateau)"
-# Free parameters: the maximum of an M-step is known, and no embedding is there to be dropped or decayed
+HOW_NONE = "16 epochs by gradient, cosine schedule, sentence batches of 4,096 tokens, initial emission logits scaled by 6 (paper: 50 epochs, 16 streams of 32 tokens, plateau)"
+# Free parameters: the M-step has a closed form, and there are no embeddings to drop or decay
 CLOSED_FORM_EPOCHS = 40
 CLOSED_FORM = (
     "model.parameterization=scalar", "training.optimizer=closed-form", "training.smoothing=30",
     "training.state_dropout=0", "training.embedding_dropout=0", "training.weight_decay=0",
     f"training.epochs={CLOSED_FORM_EPOCHS}",
 )  # fmt: skip
-HOW_CLOSED_FORM = "M-steps in closed form, smoothed by 30 observations, without state dropout"
+HOW_CLOSED_FORM = "M-steps in closed form, smoothed with 30 pseudo-counts, without state dropout"
 
-# The paper's baselines with schedules that two cores can pay for
+# The paper's baselines with schedules that two cores can afford
 FF = ("num_streams=32", "schedule=cosine", "checks_per_epoch=1")
 BY_SGD = ("optimizer=sgd", "rate=20", "clip=0.25", "dropout_mask=segment", "schedule=cosine", "checks_per_epoch=2")
 HOW_BY_SGD = (
-    "{epochs} epochs of SGD, rate 20 with a cosine, gradients clipped at 0.25, one dropout mask a segment "
-    "(the paper: 50 epochs of AdamW, rate 1e-3, plateau, and does not tell its masks)"
+    "{epochs} epochs of SGD, rate 20 with cosine schedule, gradients clipped at 0.25, one dropout mask per segment "
+    "(paper: 50 epochs of AdamW, rate 1e-3, plateau; dropout masks not stated)"
 )
 FF_EPOCHS = {"ptb": 15, "wikitext-2": 4}
 LSTM_EPOCHS = {"ptb": 30, "wikitext-2": 6}
-SHORT_EPOCHS = 10  # of an LSTM that is to be a teacher soon
+SHORT_EPOCHS = 10  # of an LSTM that only serves as a teacher
 
 
 # ---- runs
@@ -95,7 +95,7 @@ def softmax(
     m_step_row_parts: int = 1,
     **about: Any,
 ) -> Run:
-    """Return the paper's model of that size, and changes to it."""
+    """Return the paper's model of that size, with changes."""
     sizes = (f"model.num_states={num_states}", f"model.num_blocks={blocks}")
     training, note = (
         (BY_GRADIENT, HOW_BY_GRADIENT) if by_gradient else (BY_EM, HOW_BY_EM.format(epochs=epochs, steps=m_step_updates))
@@ -104,7 +104,7 @@ def softmax(
         changes = (*changes, f"training.m_step_updates={m_step_updates}")
     if m_step_row_parts != 1:
         changes = (*changes, f"training.m_step_row_parts={m_step_row_parts}")
-        note += f"; an optimizer step looks at the transitions out of one state in {m_step_row_parts}"
+        note += f"; an optimizer step reads the transitions out of every {m_step_row_parts}th state, in turn"
     if epochs != EM_EPOCHS:
         changes = (*changes, f"training.epochs={epochs}")
     if not by_gradient and 1 < blocks < num_states // 256:
@@ -124,7 +124,7 @@ def softmax(
 def em(
     num_states: int | None = None, *changes: str, blocks: int | None = None, corpus: str = "ptb", **about: Any
 ) -> Run:
-    """Return the preset em-ptb or em-wikitext-2; of another size, or with changes to it."""
+    """Return the preset em-ptb or em-wikitext-2, possibly of another size or with changes."""
     base = preset(f"em-{corpus}")
     num_states = num_states or base.model.num_states
     is_main = num_states == base.model.num_states and blocks is None and not changes
@@ -140,7 +140,7 @@ def em(
     recipe = Hmm(f"em-{corpus}", changes)
     config = recipe.config()
     size = "" if is_main else num_states
-    how = f"generalized EM, {config.training.epochs:g} epochs with {config.training.m_step_updates} optimizer steps an E-step"
+    how = f"generalized EM, {config.training.epochs:g} epochs with {config.training.m_step_updates} optimizer steps per E-step"
     if config.training.optimizer == "closed-form":
         how = f"EM, {CLOSED_FORM_EPOCHS} epochs with {HOW_CLOSED_FORM}"
     note = f"block-factored transitions, {config.model.num_blocks} blocks; {how}"
@@ -149,10 +149,10 @@ def em(
 
 
 class Guide(NamedTuple):
-    """What a teacher gives, beside evidence about the states."""
+    """What a teacher provides in addition to evidence about the states."""
 
     title: str
-    cost: float  # of an epoch, against ours without a teacher
+    cost: float  # of an epoch, relative to ours without a teacher
     changes: tuple[str, ...]
     note: str
     is_short: bool = False  # the teacher is the LSTM of few epochs
@@ -161,22 +161,22 @@ class Guide(NamedTuple):
 
 GUIDES = {
     "guided": Guide(
-        "ours, guided by our LSTM",
+        "ours, distilled from our LSTM",
         1.2,
         ("training.epochs=200", "training.embedding_dropout=0.25"),
-        "as ours, 200 epochs, where clusters of our LSTM's hidden vectors are evidence about the states for the first 95% "
-        "of training",
+        "as ours, 200 epochs; clusters of our LSTM's hidden vectors are evidence about the states during the first 95% of "
+        "training",
     ),
     "taught": Guide(
-        "ours, guided and taught by our LSTM",
+        "ours, distilled from our LSTM with words it draws",
         2.0,
         ("training.epochs=210", "training.embedding_dropout=0.1"),
-        "as guided, 210 epochs with less dropout of embeddings, where two fifths of what is counted are words that "
-        "our LSTM drew after those of the text",
+        "as guided, 210 epochs with less embedding dropout; two fifths of the counts are of words that our LSTM drew as "
+        "continuations of the text",
         retired="training.guide_draws=6 and training.guide_share=0.4 no longer exist; vlhmm-read does the same with a text",
     ),
     "read": Guide(
-        "ours, guided by our LSTM, its text read too",
+        "ours, distilled from our LSTM and its text",
         2.4,
         (
             "training.epochs=220",
@@ -184,11 +184,11 @@ GUIDES = {
             "training.guide_text=8400000",
             "training.extra_tokens=1400000",
         ),
-        "as guided, 220 epochs without dropout of embeddings, where every E-step also reads 1.4M tokens of a text of 8.4M "
-        "that our LSTM wrote",
+        "as guided, 220 epochs without embedding dropout; every E-step also reads 1.4M tokens of an 8.4M-token text that our "
+        "LSTM generated",
     ),
     "read-65536": Guide(
-        f"ours, in 512 blocks, guided by our LSTM of {SHORT_EPOCHS} epochs, its text read too",
+        f"ours, 512 blocks, distilled from our LSTM of {SHORT_EPOCHS} epochs and its text",
         2.4,
         (
             "model.num_states=65536",
@@ -199,25 +199,25 @@ GUIDES = {
             "training.guide_text=5600000",
             "training.extra_tokens=1120000",
         ),
-        "as guided, twice the states in twice the blocks, 160 epochs with less dropout of embeddings, where every E-step also "
-        "reads 1.1M tokens of a text of 5.6M that an LSTM wrote which was trained for a third of the epochs",
+        "as guided, twice the states in twice the blocks, 160 epochs with less embedding dropout; every E-step also reads "
+        "1.1M tokens of a 5.6M-token text generated by an LSTM trained for a third of the epochs",
         is_short=True,
     ),
 }
 
 
 def guided(corpus: str, how: str) -> Run:
-    """Return the main run with evidence about the states from our own LSTM, and with words or text of its."""
+    """Return the main run distilled from our own LSTM: evidence about the states, and words or text it generates."""
     guide = GUIDES[how]
     teacher = short_lstm() if guide.is_short else lstm(corpus)
     recipe = Hmm(f"em-{corpus}", ("training.guide_weight=1", *guide.changes), teacher=teacher)
-    note = f"{guide.note}; the wall time includes the LSTM's"
+    note = f"{guide.note}; the wall time includes that of the LSTM"
     priority = MAIN + 1 + list(GUIDES).index(how)
     seconds = guide.cost * EM_SECONDS[recipe.config().model.num_states]
     return run_of(recipe, [corpus, "em", how], note, corpus=corpus, priority=priority, seconds=seconds, retired=guide.retired)
 
 
-# Every E-step reads the whole text in contiguous streams; posteriors look ahead to the end of a segment.
+# Every E-step reads the whole text in contiguous streams; posteriors are smoothed within a segment.
 CARRIED = (
     "training.context=carry", "training.batch=streams", "training.num_streams=512", "training.segment_length=128"
 )  # fmt: skip
@@ -239,7 +239,7 @@ PAPERS_RULE = (
 def softmax_by_papers_rule(num_states: int) -> Run:
     """Return the paper's model, trained by generalized EM under the context rule that the paper trains by."""
     run = softmax(num_states, *PAPERS_RULE, called="paper-rule", priority=MIDDLE, seconds=SOFTMAX_SECONDS[num_states])
-    note = "the paper's rule of context in training: lines shuffled every epoch, segments of 32 tokens, in 512 streams, not 16"
+    note = "trained by the paper's context rule: lines shuffled every epoch, segments of 32 tokens, but 512 streams instead of 16"
     return replace(run, note=f"{run.note}; {note}")
 
 
@@ -257,7 +257,7 @@ def dense_900(way: str, seconds: float) -> Run:
             ),
         ),
         "adam": (
-            "12 epochs by gradient, AdamW 1e-2 with a cosine, sentence batches of 2,048 tokens, no state dropout",
+            "12 epochs by gradient, AdamW 1e-2, cosine schedule, sentence batches of 2,048 tokens, no state dropout",
             (
                 "model.parameterization=scalar",
                 "training.state_dropout=0",
@@ -269,8 +269,8 @@ def dense_900(way: str, seconds: float) -> Run:
         ),
     }
     note, changes = ways[way]
-    note += "; emission logits begin within 6 of zero, not 1"
-    # emissions that begin nearly equal are hardly told apart after ten iterations
+    note += "; initial emission logits within 6 of zero instead of 1"
+    # with nearly equal initial emissions, states are still alike after ten iterations
     model = ("model.num_states=900", "model.emission_init_scale=6")
     recipe = Hmm("paper-ptb-none", (*model, "training.batch=sentences", *changes))
     return run_of(recipe, ["ptb", "hmm-900", way], note, corpus="ptb", priority=SCALAR, seconds=seconds)
@@ -285,13 +285,13 @@ def short_lstm() -> Neural:
 
 
 def baseline(corpus: str, kind: str, seconds: float) -> Run:
-    """Return a baseline with the paper's settings, but for a schedule that two cores can pay for."""
+    """Return a baseline with the paper's settings, except for a schedule that two cores can afford."""
     recipes: dict[str, tuple[KneserNey | Neural, str]] = {
-        "kn": (KneserNey(), "interpolated modified Kneser-Ney, nothing pruned"),
+        "kn": (KneserNey(), "interpolated modified Kneser-Ney, no pruning"),
         "ff": (
             Neural("ff", (f"epochs={FF_EPOCHS[corpus]}", *FF)),
-            f"{FF_EPOCHS[corpus]} epochs with a cosine, batches of 32 x 64 tokens "
-            "(the paper: 100 epochs, plateau, 128 x 64)",
+            f"{FF_EPOCHS[corpus]} epochs, cosine schedule, batches of 32 x 64 tokens "
+            "(paper: 100 epochs, plateau, 128 x 64)",
         ),
         "lstm": (lstm(corpus), HOW_BY_SGD.format(epochs=LSTM_EPOCHS[corpus])),
         "lstm-short": (short_lstm(), HOW_BY_SGD.format(epochs=SHORT_EPOCHS)),
@@ -328,7 +328,7 @@ def run_of(
 def softmax_of_size(num_states: int) -> Run:
     priority = STATES if num_states < 2**13 else MIDDLE if num_states < 2**15 else LARGE
     seconds = SOFTMAX_SECONDS[num_states]
-    if num_states == 2**16:  # a step on all rows takes half a minute on one core: more and cheaper ones
+    if num_states == 2**16:  # a step on all rows takes half a minute on one core, so take more and cheaper steps
         return softmax(num_states, priority=priority, seconds=seconds, epochs=FEWER_EPOCHS["2^16"], m_step_updates=9, m_step_row_parts=4)
     return softmax(num_states, priority=priority, seconds=seconds)
 
@@ -336,7 +336,7 @@ def softmax_of_size(num_states: int) -> Run:
 def em_of_size(num_states: int, priority: int = STATES) -> Run:
     main = preset("em-ptb").model
     is_main = num_states == main.num_states
-    # beyond the main row more blocks of as many states: an epoch costs a third of one with larger blocks
+    # above the main row, more blocks of the same size: an epoch costs a third of one with larger blocks
     blocks = num_states * main.num_blocks // main.num_states if num_states > main.num_states else None
     return em(num_states, blocks=blocks, priority=MAIN if is_main else priority, seconds=EM_SECONDS[num_states])
 
@@ -352,10 +352,10 @@ def table1() -> list[Row]:
     teacher = replace(baseline("ptb", "lstm-short", ptb["lstm"]), priority=MAIN + len(GUIDES))  # just before its student
     return [
         *main_rows("ptb", ptb, softmax_of_size(2**15), em_of_size(main)),
-        main_row("ptb", "vlhmm-carry", "VL-HMM, ours, trained with its state carried", carried("ptb"), "vlhmm"),
+        main_row("ptb", "vlhmm-carry", "VL-HMM, ours, trained with carried state", carried("ptb"), "vlhmm"),
         papers_rule_row("softmax-paper-rule", 2**13),
         papers_rule_row("softmax-paper-rule-16384", 2**14),
-        main_row("ptb", "lstm-short", f"2x256 LSTM, {SHORT_EPOCHS} epochs, a teacher", teacher, "lstm"),
+        main_row("ptb", "lstm-short", f"2x256 LSTM, {SHORT_EPOCHS} epochs (teacher)", teacher, "lstm"),
         *(guided_row("ptb", how) for how in GUIDES),
         *main_rows(
             "wikitext-2",
@@ -367,15 +367,15 @@ def table1() -> list[Row]:
 
 
 def main_row(
-    corpus: str, name: str, model: str, run: Run | None, beside: str | None = None, states: int | None = None
+    corpus: str, name: str, model: str, run: Run | None, compared_with: str | None = None, states: int | None = None
 ) -> Row:
-    reported = paper.MAIN.get((corpus, beside or name))
+    reported = paper.MAIN.get((corpus, compared_with or name))
     return Row(table="table1", corpus=corpus, name=name, model=model, run=run, reported=reported, states=states)
 
 
 def papers_rule_row(name: str, num_states: int) -> Row:
-    """Return the paper's model trained by its own context rule, beside the paper's number for that size."""
-    row = main_row("ptb", name, f"VL-HMM, {PAPERS}, trained by its rule", softmax_by_papers_rule(num_states))
+    """Return the paper's model trained by its own context rule, compared with the paper's number for that size."""
+    row = main_row("ptb", name, f"VL-HMM, {PAPERS}, trained by its context rule", softmax_by_papers_rule(num_states))
     return replace(row, reported=paper.STATES[num_states])
 
 
@@ -389,7 +389,7 @@ def guided_row(corpus: str, how: str) -> Row:
 def main_rows(corpus: str, seconds: dict[str, int], papers: Run, ours: Run) -> list[Row]:
     """Return a corpus's rows of table 1, in the paper's order."""
     row = partial(main_row, corpus)
-    small_hmms = [  # the paper cites them on Penn Treebank alone
+    small_hmms = [  # the paper cites them for Penn Treebank only
         row("hmm-rnn", "HMM+RNN", None),
         row("hmm-900", "HMM, 900 states", None, states=900),
         *(
@@ -437,14 +437,14 @@ def table3() -> list[Row]:
     """Return which states may emit which words: Brown blocks of several sizes, every state, or random subsets."""
     rows = [row3(papers_constraint(*shape), shape, PAPERS, "softmax", number) for shape, number in paper.CONSTRAINTS]
     rows[-1] = replace(rows[-1], name="softmax-brown-16384-k128-again")  # printed twice, with two numbers
-    twin = softmax(2**13, blocks=64, by_gradient=True, called="gradient", priority=CONSTRAINT, seconds=60)
-    shape = ("brown", 2**13, 128, 64)  # beside the uniform constraint, trained in the same way
-    rows.append(row3(twin, shape, f"{PAPERS}, by gradient", "softmax-gradient", None))
-    beside = {(states, blocks): number for (_, states, _, blocks), number in reversed(paper.CONSTRAINTS) if blocks}
+    by_gradient = softmax(2**13, blocks=64, by_gradient=True, called="gradient", priority=CONSTRAINT, seconds=60)
+    shape = ("brown", 2**13, 128, 64)  # trained in the same way as the uniform constraint, to compare them
+    rows.append(row3(by_gradient, shape, f"{PAPERS}, by gradient", "softmax-gradient", None))
+    reported = {(states, blocks): number for (_, states, _, blocks), number in reversed(paper.CONSTRAINTS) if blocks}
     for states, blocks in ((2**14, 64), (2**14, 128), (2**14, 256), (2**14, 512), (2**13, 64), (2**10, 8)):
         k = states // blocks
         run = em(states, blocks=blocks, priority=CONSTRAINT, seconds=EM_SECONDS[states] + wide_blocks(k))
-        rows.append(row3(run, ("brown", states, k, blocks), OURS, "em", beside.get((states, blocks))))
+        rows.append(row3(run, ("brown", states, k, blocks), OURS, "em", reported.get((states, blocks))))
     run = em(2**14, "model.constraint=frequency", called="frequency", priority=CONSTRAINT, seconds=EM_SECONDS[2**14])
     blocks = min(preset("em-ptb").model.num_blocks, 2**14 // LEAST_SLOTS)
     rows.append(row3(run, ("frequency", 2**14, 2**14 // blocks, blocks), OURS, "em", None))
@@ -460,7 +460,7 @@ def papers_constraint(constraint: str, states: int, k: int | None, blocks: int |
     if constraint == "none":
         run = softmax(states, change, *NONE, blocks=1, by_gradient=True, called="none", priority=CONSTRAINT, seconds=30)
         return replace(run, note=HOW_NONE)
-    if constraint == "uniform":  # every word has states of its own: too many pairs for EM
+    if constraint == "uniform":  # every word has its own states: too many pairs for EM
         changes, seconds = (change, f"model.states_per_word={k}"), 250 * (states / 2**13)
         called = f"uniform-k{k}"
         return softmax(states, *changes, by_gradient=True, called=called, priority=CONSTRAINT, seconds=seconds)
@@ -469,7 +469,7 @@ def papers_constraint(constraint: str, states: int, k: int | None, blocks: int |
 
 
 def softmax_of_blocks(states: int, blocks: int, priority: int, *changes: str, called: str = "") -> Run:
-    """Return the paper's model in so many blocks."""
+    """Return the paper's model with that number of blocks."""
     seconds = SOFTMAX_SECONDS[states] + wide_blocks(states // blocks)
     return softmax(states, *changes, blocks=blocks, called=called, priority=priority, seconds=seconds)
 
@@ -483,7 +483,7 @@ def row3(run: Run, shape: Shape, family: str, short: str, reported: paper.Report
 
 
 def figure_states() -> list[Row]:
-    """Return the state space from 2^10 to 2^16."""
+    """Return the rows from 2^10 to 2^16 states."""
     return [
         Row(
             table="figure-states",
@@ -501,7 +501,7 @@ def figure_states() -> list[Row]:
 
 
 def figure_factored() -> list[Row]:
-    """State embeddings of their own, or composed of a block's and a state's half."""
+    """Return the rows with independent state embeddings, and with embeddings composed of a block half and a state half."""
     rows = []
     for kind, numbers in (("independent", paper.INDEPENDENT), ("factored", paper.FACTORED)):
         change = () if kind == "independent" else ("model.embedding=factored",)
@@ -539,7 +539,7 @@ TABLES: dict[str, Callable[[], list[Row]]] = {
 
 
 def table(name: str) -> list[Row]:
-    """Return the rows of that table; an unknown name is refused with the nearest."""
+    """Return the rows of a table; refuse an unknown name with the nearest one."""
     if name not in TABLES:
         raise unknown("table", name, list(TABLES))
     return TABLES[name]()
