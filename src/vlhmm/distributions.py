@@ -305,15 +305,8 @@ class HMMDistributions:
 
     # ---- what states emit
 
-    def class_emission(self, words: Int[Tensor, " n"]) -> Float[Tensor, " state"]:
-        """Return sum of p(x | z) over the given words."""
-        return self._scatter(words, "sum")
-
-    def class_peak(self, words: Int[Tensor, " n"]) -> Float[Tensor, " state"]:
-        """Return the largest p(x | z) among the given words."""
-        return self._scatter(words, "amax")
-
-    def _scatter(self, words: Tensor, reduce: str) -> Tensor:
+    def class_emission(self, words: Int[Tensor, " n"], reduce: str = "sum") -> Float[Tensor, " state"]:
+        """Return the sum of p(x | z) over the given words x, or with "amax" the largest."""
         total = torch.zeros(self.num_states, dtype=torch.float64, device=self.device)
         for part in words.split(WORDS_AT_ONCE):
             total.scatter_reduce_(

@@ -84,7 +84,7 @@ class MaxProduct(SumProduct):
         return logs.amax(0)
 
     def emission(self, words: Tensor) -> Tensor:
-        return self.distributions.class_peak(words)
+        return self.distributions.class_emission(words, "amax")
 
     def _best_rows(self, states: Tensor, beta: Tensor) -> Tensor:
         """Return (n, len(states)) max_z' p(z' | z) beta(z')."""
