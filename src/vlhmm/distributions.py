@@ -64,7 +64,7 @@ class HMMDistributions:
         total = self.emission_total  # a float32 log-softmax over a large vocabulary leaves as much as 1e-5 here
         for words in torch.arange(self.vocab_size, device=self.device).split(WORDS_AT_ONCE):
             self.emission[words] = (self.emission[words].double() / total[self._states_of(words)]).to(dtype)
-        del self.emission_total  # of the table as it is now: what rounding has left
+        del self.emission_total  # computed again from the rounded table
         self._kept_tiles: OrderedDict[tuple[int, int], Tensor] = OrderedDict()
 
     def is_finite(self) -> bool:
@@ -106,7 +106,7 @@ class HMMDistributions:
         return start / start.sum()
 
     def double(self) -> "HMMDistributions":
-        """Return the same model in float64, every distribution normalized anew."""
+        """Return the same model in float64, with every distribution normalized again."""
         log_emission = self.log_emission.double()
         if self.blocks.partition:
             order, sizes = self._words_by_block
@@ -168,7 +168,7 @@ class HMMDistributions:
         return rows / rows.sum(1, keepdim=True)
 
     def row_slices(self, num_rows: int) -> list[slice]:
-        """Return slices of so many rows of S float64 that each stays small."""
+        """Return slices of a few rows of S float64 numbers."""
         size = max(1, ROW_CHUNK_BYTES // (8 * self.num_states))
         return [slice(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
 
@@ -209,7 +209,7 @@ class HMMDistributions:
     def row_parts(self, reached: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield (states, their rows of A in float64, the sums of these rows) a few at a time.
 
-        The rows lie in one buffer that the next part overwrites.
+        The rows are in one buffer, which the next part overwrites.
         """
         chunks = self.row_chunks()
         buffer = torch.empty(len(chunks[0]), self.num_states, dtype=self.dtype, device=self.device)
@@ -405,7 +405,7 @@ class TileCache:
         return torch.empty(self.capacity, size, size, dtype=self.distributions.dtype, device=self.distributions.device)
 
     def edges(self, codes: Int[Tensor, "batch time"], live: Tensor) -> Int[Tensor, "batch time"] | None:
-        """Return where in `tiles` the tile of each live edge lies (-1: fresh start); None if they do not fit."""
+        """Return the index in `tiles` of each live edge's tile (-1: restart), or None if they do not fit."""
         codes = torch.where(live, codes, -1).cpu()
         used = codes[codes >= 0].unique()
         if not self.keeps:

@@ -1,11 +1,11 @@
-"""The errors a user can meet: one line each, saying what, got, expected, remedy."""
+"""Errors that a user can cause: one line with what is wrong, what was found, what was expected, and the remedy."""
 
 import re
 
 _LONG = re.compile(r"\S{400,}")  # a word of a damaged file, a number of thousands of digits; paths are shorter
 
 class VlhmmError(Exception):
-    """Anything vlhmm refuses; `exit_code` is what the command line answers with."""
+    """Base of all errors of vlhmm; `exit_code` is the exit code of the command line."""
 
     exit_code = 2
 
@@ -14,22 +14,22 @@ class VlhmmError(Exception):
 
 
 class DataError(VlhmmError):
-    """A text, vocabulary or corpus is not what it should be."""
+    """A text, vocabulary or corpus is invalid."""
 
 
 class ConfigError(VlhmmError):
-    """A setting does not exist, does not fit another, or does not fit the machine."""
+    """A setting does not exist, conflicts with another, or exceeds the machine."""
 
 
 class CheckpointError(VlhmmError):
-    """A run folder cannot be read, written or continued."""
+    """A run folder cannot be read, written or resumed."""
 
 
 class QueryError(VlhmmError):
-    """A question the model cannot answer as asked."""
+    """A query that the model cannot answer."""
 
 
 class TrainingError(VlhmmError):
-    """A run failed on its way; what was good is kept."""
+    """Training failed; the last good checkpoint is kept."""
 
     exit_code = 1

@@ -62,7 +62,7 @@ class HMMLanguageModel:
     ) -> None:
         self.vocabulary, self.rule = vocabulary, rule
         self.distributions = distributions.under(rule, vocabulary.eos)
-        self.folder: Path | None = None  # where its files lie, if it was loaded from some
+        self.folder: Path | None = None  # its folder, if it was loaded from one
         self.cache = TileCache(distributions, memory)
         if len(vocabulary) != distributions.vocab_size:
             raise ConfigError(

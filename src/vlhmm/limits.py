@@ -58,7 +58,7 @@ def check_ranges(owner: object, ranges: dict[str, tuple[Number, Number]]) -> Non
 
 
 def time_of(seconds: float) -> str:
-    """Return an estimated time for people: '40 s', '12 min', '5.0 hours', '3 days'."""
+    """Format an estimated time: '40 s', '12 min', '5.0 hours', '3 days'."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:

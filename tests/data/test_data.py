@@ -135,7 +135,7 @@ def test_vocabulary_file_of_a_user(tmp_path):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("a\nb\na\n", "line 3: 'a' stands in line 1 too"),
+        ("a\nb\na\n", "line 3: 'a' is in line 1 too"),
         ("a\n\nb\n", "line 2: an empty line, expected one word per line"),
         ("a\nb c\n", "line 2: 2 words, expected one word per line"),
         (b"a\n\xff\n", "line 2: not UTF-8"),

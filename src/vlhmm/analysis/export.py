@@ -15,7 +15,7 @@ be absorbing: it gets a last state E of its own, which emits nothing else and is
 
     A'(i, z) = A(i, z) (1 - e(z))    A'(i, E) = sum_z A(i, z) e(z)    O'(z, x) = O(z, x) / (1 - e(z))
 
-(the start likewise), so that p(words <eos> ... <eos>) is the model's p(words <eos>), exactly, however many stand there.
+(the start likewise), so that p(words <eos> ... <eos>) is the model's p(words <eos>), exactly, whatever their number.
 
 A and O are written a few rows at a time: only the file is large. The other matrices are those of one sentence or
 stream: what the context rule "reset" does after an <eos> is not in them.
@@ -84,7 +84,7 @@ def export_bytes(model: Any, kind: Kind) -> int:
 
 
 def export(model: Any, path: str | Path, kind: Kind | None = None) -> Exported:
-    """Return the model's dense matrices in `path`, whole or not at all; the kind follows from the suffix unless
+    """Write the model's dense matrices to `path` atomically, and return what was written; the kind follows from the suffix unless
     given."""
     path = Path(path)
     chosen = kind or _kind_of(path)
@@ -181,7 +181,7 @@ class _Dense:
             torch.ones(1, distributions.num_states, dtype=torch.float64, device=distributions.device)
         )[0]
         self.states = torch.nonzero(((distributions.start > 0) | (into > 0)) & (emits > 0))[:, 0]
-        self.rest = emits[self.states]  # 1 - e(z), summed as it stands so that none of it cancels
+        self.rest = emits[self.states]  # 1 - e(z), summed directly to avoid cancellation
         self.ends = distributions.class_emission(torch.tensor([distributions.eos], device=distributions.device))
         self.num_states = len(self.states) + absorbing
 

@@ -1,4 +1,4 @@
-"""What a state, a word or a block stands for. Input: a model and its `Usage`. Output: views, as plain values.
+"""Descriptions of states, words and blocks. Input: a model and its `Usage`. Output: views, as plain values.
 
 Everything is said of the text the model itself would write, in the long run: `usage` are shares of its tokens,
 and what comes next or came before follows the context rule (under "reset" a fresh start comes after every <eos>,
@@ -45,7 +45,7 @@ class BlockShare(NamedTuple):
 
 
 class StateOfWord(NamedTuple):
-    """One of the states a word comes from, and what stands around it there."""
+    """A state that emits a word, and the neighbours of the word in that state."""
 
     state: int
     share: float  # p(z | word)
@@ -57,7 +57,7 @@ class StateOfWord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateView:
-    """What a state stands for."""
+    """Words, neighbours and usage of a state."""
 
     state: int
     block: int | None  # none where words have sets of states that overlap
@@ -80,7 +80,7 @@ class StateView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordView:
-    """Where a word comes from, and what stands around it."""
+    """The states that emit a word, and its neighbours."""
 
     word: str
     id: int
@@ -96,7 +96,7 @@ class WordView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockView:
-    """What a block stands for."""
+    """Words, neighbours and usage of a block."""
 
     block: int
     usage: float
@@ -126,7 +126,7 @@ class Summary:
     states_per_block: int | None  # of the largest block
     vocabulary_size: int
     context: str
-    used_states: float  # exp of the entropy of the usage: as if so many states were used equally
+    used_states: float  # exp of the entropy of the usage: the effective number of states
     half_of_tokens: int  # the fewest states that hold half of all tokens
     most_of_tokens: int  # and nine tenths
     states: list[StateShare]
@@ -140,7 +140,7 @@ def entropy(distribution: Float[Tensor, " n"]) -> float:
 
 
 class Inspector:
-    """A model with the usage of its states, to be asked what they stand for."""
+    """A model with the usage of its states, for descriptions."""
 
     def __init__(self, model: Any, usage: Usage) -> None:
         self.distributions, self.rule = model.distributions, model.rule
@@ -205,7 +205,7 @@ class Inspector:
         )
 
     def word(self, word: str, top: int = 10) -> WordView:
-        """Return the states a word comes from, p(z | word) ∝ usage(z) p(word | z), and what stands around it in each."""
+        """Return the states that emit a word, p(z | word) ∝ usage(z) p(word | z), and its neighbours in each."""
         check_top(top)
         index = known_word(self.vocabulary, word)
         block = int(self.distributions.block_of_word[index])

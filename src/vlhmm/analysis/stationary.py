@@ -185,4 +185,4 @@ def write_usage(path: Path, usage: Usage, key: str) -> None:
     try:
         write_atomically(path, save({"share": usage.share.cpu().contiguous()}, content))
     except DataError:
-        pass  # a read-only folder: found anew next time
+        pass  # a read-only folder: computed again next time

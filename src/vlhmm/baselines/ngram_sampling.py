@@ -1,7 +1,7 @@
 r"""Draw text from an interpolated n-gram model, many lines at a time.
 
 The model's p(w | c) = d(c, w) + gamma(c) p(w | h), with h the context c without its first word, is a recipe for
-drawing: with probability gamma(c) = 1 - sum_w d(c, w) go on with the shorter context, else take a word in proportion
+drawing: with probability gamma(c) = 1 - sum_w d(c, w) continue with the shorter context, else draw a word in proportion
 to d(c, w). Each word costs a binary search or two per order.
 """
 

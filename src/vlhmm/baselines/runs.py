@@ -4,7 +4,7 @@
     model.safetensors   the best weights, or the n-gram tables
     vocabulary.txt      one word per line, line number = id
     journal.jsonl       an object an event             (ff and lstm)
-    checkpoint/         what it takes to go on         (ff and lstm; see vlhmm.baselines.training)
+    checkpoint/         everything needed to resume    (ff and lstm; see vlhmm.baselines.training)
     manifest.json       checksums of the others, but for the journal
 
 Nothing is pickled.
@@ -45,7 +45,7 @@ def write_run(folder: str | Path, run: Run) -> None:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Return what stands in config.json and vocabulary.txt."""
+    """Read config.json and vocabulary.txt."""
     folder = Path(folder)
     path = folder / "config.json"
     config = read_object(folder, "config.json")

@@ -2,7 +2,7 @@
 split.
 
 AdamW, clipped gradients, a few validations an epoch, and a rate that is divided when they stop improving, or
-follows a cosine to zero. A run with a folder can be stopped at any moment and goes on, when called again, as if
+follows a cosine to zero. A run with a folder can be stopped at any moment and resumes, when called again, as if
 it had not been: after the same number of steps its weights are the same to the last bit (on the same machine with
 as many threads).
 """
@@ -162,7 +162,7 @@ class TrainingResult:
     epochs: float  # trained in all, earlier calls included
     steps: int
     seconds: float
-    finished: bool  # False: the time limit came first; call again to go on
+    finished: bool  # False: the time limit came first; call again to resume
 
 
 def build_model(kind: str, vocabulary: Vocabulary, config: BaselineConfig) -> NeuralLanguageModel:
@@ -211,7 +211,7 @@ def train_baseline(
 ) -> TrainingResult:
     """Return the model of kind ff or lstm that is best on corpus.valid; `out_dir`, if any, becomes its run folder.
 
-    Called again with the same folder, training goes on where it stopped; more epochs may then be asked for,
+    Called again with the same folder, training resumes; more epochs may then be requested,
     but nothing else may change. `time_limit` is in seconds, for this call. `progress` gets what goes to
     journal.jsonl, and a step event a second. When `should_stop` says so, a checkpoint is written and
     KeyboardInterrupt raised.
@@ -224,7 +224,7 @@ def train_baseline(
 
 @dataclass
 class _Position:
-    """Where training stands, apart from tensors."""
+    """The position of training, without tensors."""
 
     rate: float
     epoch: int = 0
@@ -233,7 +233,7 @@ class _Position:
     best: float = math.inf  # perplexity on valid
     waited: int = 0  # checks since the best one, or since the rate was last divided
     nats: float = 0.0  # training loss since the last check ...
-    tokens: int = 0  # ... over so many tokens ...
+    tokens: int = 0  # ... over this many tokens ...
     step_seconds: float = 0.0  # ... in so much time
     seconds: float = 0.0  # in all, validation included
 
@@ -385,7 +385,7 @@ class _Trainer:
     def _result(self) -> TrainingResult:
         at = self.position
         best = at.best
-        if not self.best_weights:  # the time limit came before the first check; the position stays as it is
+        if not self.best_weights:  # the time limit came before the first check; the position does not change
             best = self._validate()
             self._keep()
         self.model.load_state_dict(self.best_weights)

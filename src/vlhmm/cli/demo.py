@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         print(json.dumps(summary))
     else:
-        state = "" if result.finished else f" (stopped by the {result.stopped_by}; the same command goes on)"
+        state = "" if result.finished else f" (stopped by the {result.stopped_by}; the same command resumes)"
         print(f"\n{clock(summary['seconds'])} in all{state}. The models are in {args.out} and {mixture_folder}: try")
         print(f'  vlhmm infill {args.out} "{GAP}"\n  vlhmm inspect {args.out} word freedom')
         print(f'  vlhmm next {mixture_folder} "the united"')

@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
             with progress_of(args.quiet, "drawing", "tokens") as progress:
                 drawn = distill.draw_samples(llm, prompts, folder, args.tokens, settings, progress, stop_asked)
             if drawn < args.tokens:
-                log(f"stopped at {drawn:,} tokens; the same command goes on")
+                log(f"stopped at {drawn:,} tokens; the same command resumes")
                 return 130
             sources = [folder]
         samples = distill.read_samples(sources, vocabulary)
@@ -150,10 +150,10 @@ def run(args: argparse.Namespace) -> int:
                 described={"llm": args.llm, "samples": " ".join(map(str, sources))},
             )
     if result.stopped_by == "interrupt":
-        log(f"stopped at step {result.step} of {result.total_steps}; the same command goes on")
+        log(f"stopped at step {result.step} of {result.total_steps}; the same command resumes")
         return 130
     if result.best_valid == float("inf"):
-        raise ConfigError("the time limit came before the first validation; the same command goes on")
+        raise ConfigError("the time limit came before the first validation; the same command resumes")
     with token_progress(args.quiet, "comparing") as comparing:
         temperature = args.temperature if llm_nats is not None or not args.samples else None
         report = distill.report_on(args.out, samples, result, llm_nats, temperature, args.memory, comparing)
@@ -230,7 +230,7 @@ def progress_of(quiet: bool, title: str, unit: str) -> Any:
 
 
 def described(record: dict[str, Any]) -> list[str]:
-    """Return the report for people."""
+    """Return the report as text."""
     rows = [
         (f"HMM, {record['num_states']:,} states", record["hmm_nats"]),
         ("Kneser-Ney 5-gram", record["kn_nats"]),
@@ -239,7 +239,7 @@ def described(record: dict[str, Any]) -> list[str]:
     if record["llm_nats"] is not None:
         rows.append(("the LLM itself, which sees the prompt", record["llm_nats"]))
     width = max(len(name) for name, _ in rows)
-    state = "" if record["finished"] else " (not finished: the same command goes on)"
+    state = "" if record["finished"] else " (not finished: the same command resumes)"
     return [
         f"{'nats per token of held-out samples':<{width}}",
         *(f"{name:<{width}}  {value:6.3f}" for name, value in rows),

@@ -1,4 +1,4 @@
-"""`vlhmm explore`: the same server, for people: opens its page in a browser, or writes one that needs no server."""
+"""`vlhmm explore`: run the server and open its page in a browser, or write a page that needs no server."""
 
 from __future__ import annotations
 

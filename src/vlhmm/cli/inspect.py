@@ -1,4 +1,4 @@
-"""`vlhmm inspect`: what a state, a word or a block stands for; without one of them, a summary of the model."""
+"""`vlhmm inspect`: describe a state, a word, a block, or the whole model."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def usage_progress(quiet: bool) -> Iterator[Callable[[int, float], None] | None]
         yield draw
 
 
-# ---- for people
+# ---- text output
 
 
 def summary_text(v: dict[str, Any]) -> str:

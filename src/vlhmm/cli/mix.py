@@ -93,7 +93,7 @@ def weights_of(text: str) -> list[float]:
 
 
 def is_corpus(name: str) -> bool:
-    """Return whether a name stands for a corpus, without a split, and not for a file."""
+    """Return whether a name is a corpus without a split, and not a file."""
     import os
 
     from vlhmm.data import CORPORA
@@ -102,7 +102,7 @@ def is_corpus(name: str) -> bool:
 
 
 class Part:
-    """A model to mix, and where it lies."""
+    """A model to mix, and its folder."""
 
     def __init__(self, name: str, folder: Any, model: Any) -> None:
         self.name, self.folder, self.model = name, folder, model
@@ -177,7 +177,7 @@ def mix_runs(
 
 
 def described(summary: dict[str, Any]) -> list[str]:
-    """Return the summary for people."""
+    """Return the summary as text."""
     parts = summary["components"]
     width = max(len("mixture"), *(len(part["run"]) for part in parts))
     shown = [f"{'run':<{width}}  weight  perplexity"]

@@ -117,7 +117,7 @@ def make_server(args: argparse.Namespace, for_people: bool = False) -> Any:
     key = args.api_key or os.environ.get("VLHMM_API_KEY") or None
     loopback = args.host in ("127.0.0.1", "localhost", "::1")
     if not loopback:
-        warning = "" if key else "; nobody is asked for a key, set --api-key"
+        warning = "" if key else "; requests need no key, set --api-key"
         log(f"binding {args.host}: every machine that can reach this one can use the model{warning}")
     return Server(model, name, args.run_folder, limits, key, loopback, for_people)
 

@@ -198,7 +198,7 @@ def load_hmm(folder: str, memory: int) -> Any:
 
 
 def check_budget(model: Any, constraint: Any, max_new_tokens: int) -> None:
-    """Refuse a constraint that no text of so many tokens meets; with the run's own tokenizer, where it has one."""
+    """Refuse a constraint that no text within the budget meets, using the run's own tokenizer if it has one."""
     from vlhmm.errors import QueryError
     from vlhmm.steering.token_automaton import token_automaton
 

@@ -8,7 +8,7 @@ counts of adjacent classes and a(i), b(j) their sums over rows and columns,
     pairs * AMI = sum_ij F(n_ij) - sum_i F(a_i) - sum_j F(b_j) + F(pairs).
 
 Integers add up without rounding, so a table kept up to date through ten thousand merges equals one computed
-afresh, and the result does not depend on the order of summation.
+again, and the result does not depend on the order of summation.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     try:
         return numba.njit(nogil=True, cache=True)(function)
     except (RuntimeError, OSError):  # numba found no folder it may write to
-        log.debug("%s is compiled anew in every process: set NUMBA_CACHE_DIR", function.__name__)
+        log.debug("%s is compiled in every process: set NUMBA_CACHE_DIR", function.__name__)
         return numba.njit(nogil=True)(function)
 
 

@@ -1,4 +1,4 @@
-"""A constraint as an automaton over the vocabulary, words that it cannot tell apart being one class.
+"""A constraint as an automaton over the vocabulary, in which words that it does not distinguish form a class.
 
 Input:  a `DFA` over the words a constraint names and one symbol for all others.
 Output: `Automaton`: (states x classes) moves and `class_of_word` (V,). <eos> is a class of its own, because

@@ -44,7 +44,7 @@ class Constraint:
         raise NotImplementedError
 
     def dfa(self, symbol_of_word: dict[str, int], num_symbols: int, max_states: int) -> DFA:
-        """Return the minimal DFA. Its last symbol stands for every word that the constraint does not name."""
+        """Return the minimal DFA. Its last symbol represents every word that the constraint does not name."""
         raise NotImplementedError
 
 
@@ -98,7 +98,7 @@ class Contains(Constraint):
         """Knuth, Morris and Pratt's automaton of each phrase, one after the other. O(words in all * symbols).
 
         With n of a phrase's words matched, the next symbol continues the match, or else leads where it leads from the
-        longest proper border of those n words. The automaton is minimal as it is: no two states need equally many
+        longest proper border of those n words. The automaton is already minimal: no two states need equally many
         words to accept.
         """
         total = sum(map(len, self.phrases))

@@ -1,6 +1,6 @@
 """Deterministic automata over a small alphabet of symbols: products, complements, minimal forms.
 
-Input and output: `DFA`. Knows nothing of words: symbol 0..m-1 stand for whatever the caller says.
+Input and output: `DFA`. Symbols are numbers 0..m-1; the caller gives them a meaning.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -100,7 +100,7 @@ def complement(automaton: DFA) -> DFA:
 def minimal(automaton: DFA) -> DFA:
     """Return the smallest DFA of the same sequences, its states numbered as a breadth-first walk meets them.
 
-    Moore's refinement: states are alike until a symbol tells them apart; O(Q^2 symbols) at worst. Rounds compare a
+    Moore's refinement: states are equivalent until a symbol distinguishes them; O(Q^2 symbols) at worst. Rounds compare a
     hash of where a state leads, as states with different hashes are different. When a round finds no more blocks, they
     are compared in full; should two hashes have been equal by chance, that is seen, and all is done again in full.
     """

@@ -6,7 +6,7 @@ r"""Regular expressions over words. Input: a pattern. Output: its syntax tree, o
 | `.` standing alone | any word (the full stop itself is `\.`; inside a word, as in `mr.`, a dot is a dot) |
 | `[a b c]`, `[^a b]` | one of these words; one word that is none of these |
 | `x*`, `x+`, `x?` | x any number of times, at least once, at most once |
-| `x{3}`, `x{2,4}`, `x{2,}`, `x{,4}` | x so many times |
+| `x{3}`, `x{2,4}`, `x{2,}`, `x{,4}` | x repeated 3 times, 2 to 4 times, ... |
 | `x y` | x, then y |
 | `x\|y` | x or y; `()` group |
 
@@ -186,7 +186,7 @@ class _Parser:
 
 
 def to_dfa(node: Node, symbol_of_word: dict[str, int], num_symbols: int, max_states: int = MAX_STATES) -> DFA:
-    """Return the minimal DFA of a pattern; the last symbol stands for every word that has no symbol of its own."""
+    """Return the minimal DFA of a pattern; the last symbol represents every word without its own symbol."""
     nfa = _NFA(symbol_of_word, num_symbols)
     final = nfa.add(node, 0)
     work = 0

@@ -1,4 +1,4 @@
-"""Bytes from and to disk. Input: a path or "-". Output: a byte stream, or a file that is whole or not there.
+"""Bytes from and to disk. Input: a path or "-". Output: a byte stream, or a file that is written atomically.
 
 Knows nothing of words.
 """

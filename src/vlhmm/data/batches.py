@@ -22,7 +22,7 @@ class Batch(NamedTuple):
     tokens: Tensor  # (B, T) int64, id 0 beyond `lengths`
     lengths: Tensor  # (B,) int64, may be 0 for a stream that has ended
     restart: Tensor  # (B, T) bool, True where the chain restarts from p(z1 | z0)
-    continues: bool  # True if row b goes on where row b of the previous batch stopped
+    continues: bool  # True if row b continues row b of the previous batch
 
 
 def sentence_groups(text: Text, tokens_per_batch: int, generator: torch.Generator | None = None) -> list[np.ndarray]:
@@ -57,7 +57,7 @@ def stream_batches(text: Text, num_streams: int, segment_length: int, eos_id: in
 
     The streams' lengths differ by one at most, the longer ones first. The chain restarts at a stream's
     start and, under the rule "reset", after every <eos>; under "carry" nowhere else. Under "paper" it restarts
-    after an <eos> inside a segment, and goes on over every segment cut, also one that follows an <eos>: the rule
+    after an <eos> inside a segment, and is carried over every segment cut, also after an <eos>: the rule
     that the paper's released code trains by. A text of fewer tokens than `num_streams` has as many streams as tokens.
     """
     if num_streams < 1 or segment_length < 1:

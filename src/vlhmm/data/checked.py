@@ -75,7 +75,7 @@ def text_in(path: Path, content: Mapping[str, Any], key: str, choices: Collectio
 def check_tensors(path: Path, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], fits: str) -> None:
     """Raise a CheckpointError unless the tensors have the names, shapes and dtypes of `expected`, and are finite.
 
-    `fits` says beside which files the tensors lie. Cost: one pass over the numbers.
+    `fits` names the files that the tensors belong to. Cost: one pass over the numbers.
     """
     for name in sorted(expected.keys() ^ found.keys()):
         here = "is missing" if name in expected else "is unknown"

@@ -1,6 +1,6 @@
 """Corpora -> a vocabulary and three texts. Input: a corpus's name, or paths. Output: `Corpus`.
 
-The one place that knows PTB and WikiText-2 by name, where their files lie, and what must be in them.
+Only this module knows PTB and WikiText-2 by name, the locations of their files, and their contents.
 """
 
 import hashlib
@@ -75,7 +75,7 @@ class _Known:
     vocab_size: int  # <eos> and <unk> included
     files: dict[str, str]
     checksums: dict[str, _Checksum]
-    addresses: tuple[str, ...]  # tried in order; {file} stands for a file's name
+    addresses: tuple[str, ...]  # tried in order; {file} is replaced by the file name
     archive_md5: str | None = None  # of the zip file that the addresses lead to, if they do
 
 
@@ -200,7 +200,7 @@ def read_prepared(path: str | Path, vocabulary: Vocabulary | None = None) -> Pre
 
 
 def corpus_path(name: str, split: str, data_dir: str | Path | None = None) -> Path:
-    """Return where the file of one split of ptb or wikitext-2 lies: downloaded to the cache if nowhere else."""
+    """Return the path of one split of ptb or wikitext-2, downloaded to the cache if it is not found."""
     known = _known(name)
     if split not in known.files:
         raise ConfigError(f"unknown split {split!r}, expected one of {', '.join(SPLITS)}")
@@ -256,7 +256,7 @@ def _file_list(known: _Known) -> str:
 
 def _check_counts(title: str, split: str, text: Text, expected: _Counts, path: Path | None = None) -> None:
     """Refuse a split that differs from the published one."""
-    # Tokens first: they tell of a cut within a line, too.
+    # Tokens first: they also detect a cut within a line.
     for what, want, got in (
         ("tokens", expected.tokens, text.num_tokens),
         ("lines", expected.lines, text.num_sentences),

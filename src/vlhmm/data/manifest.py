@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class Content(NamedTuple):
-    """What a file holds, told by its size and its checksum."""
+    """Size and checksum of a file."""
 
     size: int
     blake2b: str
@@ -157,7 +157,7 @@ def _check_all(folder: Path, names: tuple[str, ...], except_for: tuple[str, ...]
 
 
 def _check(folder: Path, path: Path, name: str, contents: Allowed) -> None:
-    restore = f"restore it from a copy, or train again into another folder (vlhmm manifest {folder} --help tells more)"
+    restore = f"restore it from a copy, or train again into another folder (vlhmm manifest {folder} --help explains more)"
     if name == "model.safetensors" and (folder / "checkpoint" / "best.safetensors").exists():
         restore = "run the same vlhmm train command again: it restores the file from checkpoint/"
     sizes = {None if each is None else each.size for each in contents}

@@ -26,7 +26,7 @@ from vlhmm.limits import shortened
 
 FORMAT_VERSION = 1
 SHARD_TOKENS = 1 << 25
-MAX_TYPES = 1 << 22  # distinct words that are counted; words first met after so many become <unk>
+MAX_TYPES = 1 << 22  # largest number of distinct words to count; later ones become <unk>
 LINES_PER_CHUNK = 1 << 15
 _ABOUT = "prepared.json"
 _COUNTS = "counts.u64"
@@ -467,7 +467,7 @@ _BEYOND_WORD = " "  # no word of a text: the reader splits at blanks
 
 
 class _Provisional(dict[str, int]):
-    """Ids in order of appearance, for so many words; all further ones share an id."""
+    """Ids in order of appearance, for a limited number of words; all further ones share an id."""
 
     EOS, UNK, BEYOND = 0, 1, 2
 

@@ -50,7 +50,7 @@ class Text:
         return self.tokens[self.offsets[i] : self.offsets[i + 1]]
 
     def token_arrays(self) -> Iterator[np.ndarray]:
-        """Yield the ids in consecutive arrays: of a text in memory all at once, of a prepared one shard by shard."""
+        """Yield the ids in consecutive arrays: all at once for a text in memory, shard by shard for a prepared one."""
         yield self.tokens
 
     def word_counts(self, vocab_size: int) -> np.ndarray:
@@ -116,7 +116,7 @@ def read_lines(path: str | Path, split: Callable[[str], list[str]] = str.split) 
 
 
 def write_text(path: str | Path, text: Text, vocabulary: Vocabulary) -> None:
-    """Write a text as words, one line per sentence, packed if the name ends in .gz; whole or not at all."""
+    """Write a text as words, one sentence per line, atomically; compressed if the name ends in .gz."""
     words = np.array(vocabulary.words, dtype=object)
     sentences = (" ".join(words[text.sentence(i)[:-1]]) + "\n" for i in range(text.num_sentences))
     content = "".join(sentences).encode()

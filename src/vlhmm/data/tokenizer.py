@@ -118,7 +118,7 @@ class TokenVocabulary(Vocabulary):
     def split_around(self, text: str, marker: re.Pattern[str]) -> list[str]:
         """Return the pieces of a text and the markers in it.
 
-        A piece carries the blank before its word, so the blank before a marker belongs to what the marker stands for.
+        A piece carries the blank before its word, so the blank before a marker belongs to the words in its place.
         """
         words: list[str] = []
         start = 0
@@ -128,7 +128,7 @@ class TokenVocabulary(Vocabulary):
         return words + self.split(text[start:])
 
     def join(self, words: Sequence[str]) -> str:
-        """Return the text of some pieces; a name that is no piece (a mask) is kept as it is written."""
+        """Return the text of some pieces; a name that is not a piece (a mask) is not changed."""
         parts: list[str] = []
         run: list[int] = []
         for word in words:
@@ -174,9 +174,9 @@ class TokenVocabulary(Vocabulary):
 
 
 def byte_of_character() -> dict[str, int]:
-    """Return the byte that each character of a byte-level piece stands for (GPT-2's table).
+    """Return the byte of each character of a byte-level piece (GPT-2's table).
 
-    Printable Latin-1 characters stand for themselves, all other bytes, in order, for characters from 256 on.
+    Printable Latin-1 characters are themselves; all other bytes, in order, are the characters from 256 on.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in set(printable)]
@@ -305,7 +305,7 @@ def _line(
         ids, finished = ids[:-1], True
     if vocabulary.eos in ids:
         raise DataError(
-            f"{where}: the end of text {vocabulary.words[vocabulary.eos]!r} stands inside a line; one record is one text"
+            f"{where}: the end of text {vocabulary.words[vocabulary.eos]!r} occurs inside a line; one record is one text"
         )
     return TokenLine(ids, finished, num_bytes, prompt)
 

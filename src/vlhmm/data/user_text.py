@@ -74,7 +74,7 @@ def check_sample_memory(n: int, max_tokens: int, budget: float, vector: int = 0)
 
 
 def gibibytes(num_bytes: float) -> str:
-    """Return a size for people: '3.2 GiB', '40 MiB'."""
+    """Format a size: '3.2 GiB', '40 MiB'."""
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 

@@ -59,7 +59,7 @@ class Vocabulary:
         return text.split()
 
     def split_around(self, text: str, marker: re.Pattern[str]) -> list[str]:
-        """Return the words of a text in which markers such as [MASK] stand for words: a marker is one word."""
+        """Return the words of a text in which a marker such as [MASK] is one word."""
         return text.split()
 
     def join(self, words: Sequence[str]) -> str:
@@ -113,7 +113,7 @@ class Vocabulary:
                 raise DataError(f"{name}, line {number}: {got}, expected one word per line (line number = id)")
             first = line_of.setdefault(words[0], number)
             if first != number:
-                raise DataError(f"{name}, line {number}: {words[0]!r} stands in line {first} too; remove one")
+                raise DataError(f"{name}, line {number}: {words[0]!r} is in line {first} too; remove one")
         words = list(line_of)
         return cls(tuple(words + [special for special in (EOS, UNK) if special not in line_of]))
 

@@ -2,7 +2,7 @@
 
     p(x_t | x_<t) = sum_i w_i p_i(x_t | x_<t),   w_i >= 0,  sum_i w_i = 1
 
-The sum is taken anew at every token. The result is a distribution over texts, so scoring, the next word and samples
+The sum is computed at every token. The result is a distribution over texts, so scoring, the next word and samples
 are exact. It is no HMM: what needs hidden states or both sides of a gap is asked of one of its components.
 
 Where a component gives the text so far probability zero, its prediction is undefined. It is then uniform, 1 / V,
@@ -178,12 +178,12 @@ def fit_weights(log_probs: np.ndarray, tolerance: float = 1e-10, max_iterations:
         w_i <- (1/T) sum_t w_i p_it / sum_j w_j p_jt
 
     The objective is concave, so that the equal weights of the start lead to the global maximum. It never falls.
-    Tokens to which every component gives probability zero have no say. Each iteration costs O(n T).
+    Tokens to which every component gives probability zero have no influence. Each iteration costs O(n T).
 
     Args:
         log_probs: log p_i(x_t | x_<t), shape (n, T).
         tolerance: EM stops when an iteration gains less than this, in nats per token.
-        max_iterations: At most so many updates.
+        max_iterations: The largest number of updates.
     """
     count = len(log_probs)
     top = log_probs.max(axis=0)
@@ -223,7 +223,7 @@ class StoredComponent(NamedTuple):
 
     folder: Path
     weight: float
-    source: str  # where it was copied from: for people alone
+    source: str  # where it was copied from, for information only
 
 
 class StoredMixture(NamedTuple):

@@ -1,6 +1,6 @@
 """Compiled loops for the emissions of blocks with few states; `fused.blocked_log_softmax` says when they are used.
 
-Input and output: arrays. Words are read and written where they lie in the vocabulary. A block is one thread's, and its sums
+Input and output: arrays. Words are read and written in place in the vocabulary. A block is one thread's, and its sums
 have a fixed order: the same bits on one core or many.
 """
 

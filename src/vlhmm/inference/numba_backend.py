@@ -38,7 +38,7 @@ def kernel(function: Callable) -> Callable:
 @cache
 def warn_uncached() -> None:
     logger.warning(
-        "the kernel cache folder cannot be written, so kernels are compiled anew in every process "
+        "the kernel cache folder cannot be written, so kernels are compiled in every process "
         "(about 15 s); set NUMBA_CACHE_DIR to a folder you can write"
     )
 

@@ -23,7 +23,7 @@ def step_edges(
 
 
 def first_message(log_start: Tensor, chain: Chain, log_carry: Tensor | None) -> Tensor:
-    """Return what stands before the first token: the carried posterior, or certainty in a state that is never used."""
+    """Return the message before the first token: the carried posterior, or certainty in an unused state."""
     if log_carry is not None:
         return log_carry
     message = log_start.new_full((len(chain.lengths), log_start.shape[1]), -torch.inf)

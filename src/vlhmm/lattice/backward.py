@@ -2,7 +2,7 @@ r"""Backward messages through a text with gaps, an automaton carried along.
 
 Input:  a `InfillTemplate`, a semiring. Output: `BackwardLattice`.
 
-Let $B_i(q, z)$ be the probability of everything from item i on, given that the chain stands in state z and
+Let $B_i(q, z)$ be the probability of everything from item i on, given that the chain is in state z and
 the automaton in state q. A given word x of block g: $B_i(q, z) = \sum_{z' \in g} p(z'|z)\, p(x|z')\,
 B_{i+1}(\delta(q,x), z')$. A gap: $R_0 = B_{i+1}$ and, with $E_{qq'}(z') = \sum_{x: \delta(q,x) = q'}
 p(x|z')$, $R_r(q, z) = \sum_{z'} p(z'|z) \sum_{q'} E_{qq'}(z')\, R_{r-1}(q', z')$; then $B_i = \sum_n R_n$
@@ -174,7 +174,7 @@ def _before_word(lattice: BackwardLattice, i: int, item: Fixed) -> LatticeMessag
 def _gap(lattice: BackwardLattice, i: int, item: Gap) -> GapMessages:
     template, distributions = lattice.template, lattice.distributions
     entry = template.supports[i]
-    # R_r, r < high, is read by the slot before it (all states; fresh where an <eos> may stand in the gap).
+    # R_r, r < high, is read by the slot before it (all states; fresh where an <eos> may be in the gap).
     inside = MessageSupport(None, True, template.supports[i + 1].fresh)
     remaining = [lattice.before[i + 1]]
     lengths = {}
@@ -272,7 +272,7 @@ def _restricted(distributions: HMMDistributions, value: LatticeMessage, support:
 def _pushed(
     lattice: BackwardLattice, arrival: ScaledVectors, block: int | None, support: MessageSupport, row_of: np.ndarray
 ) -> LatticeMessage:
-    """Return what stands before a transition, from what `arrival` says of the state it leads to.
+    """Return the message before a transition, from that of the state it leads to (`arrival`).
 
     `arrival` lives on the states of `block`, or on all states (None).
     """

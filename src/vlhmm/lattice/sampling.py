@@ -88,7 +88,7 @@ def inverted(cumulative: Tensor, uniform: Tensor) -> Tensor:
 
 
 class _Walk:
-    """Where each of n texts stands. One of: restarting everywhere; alpha on a word's block; a state each (-1:
+    """The position of each of n texts. One of: restarting everywhere; alpha on a word's block; a state each (-1:
     restarts)."""
 
     def __init__(self, count: int, start: int, device: torch.device) -> None:
@@ -229,7 +229,7 @@ def _fresh(values: Sequence[LatticeMessage], q: int) -> Tensor:
 def _slot_words(
     lattice: BackwardLattice, following: LatticeMessage, q: int, state: Tensor, texts: np.ndarray, chooser: Chooser
 ) -> tuple[Tensor, Tensor, np.ndarray]:
-    """Return (word, state or -1 after a fresh start, automaton state after it) for each text that stands in q."""
+    """Return (word, state or -1 after a fresh start, automaton state after it) for each text in q."""
     distributions, automaton, template = lattice.distributions, lattice.template.automaton, lattice.template
     arrival, _ = lattice.arrival(following, q)
     index = torch.from_numpy(texts).to(distributions.device)

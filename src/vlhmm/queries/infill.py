@@ -188,8 +188,8 @@ def prepare(
 ) -> Infilling:
     """Return the text's gaps, their messages computed.
 
-    `scope` says what the constraint speaks of: the whole text, or only the words of the gaps, one gap after
-    the other.
+    `scope` says whether the constraint applies to the whole text, or only to the words of the gaps, one gap after the
+    other.
     """
     items, words = parse_template(model.vocabulary, text)
     if not any(isinstance(item, Gap) for item in items):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vlhmm.language_model import HMMLanguageModel
 
 _PLACES_AT_ONCE = 32
-_TIMED = (4, 64, 512)  # after so many words the whole is estimated: the first ones may be slow
+_TIMED = (4, 64, 512)  # after these numbers of words the total time is estimated: the first ones may be slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Estimate(Result):
 def entropy_rate(model: "HMMLanguageModel", num_streams: int = 64, num_tokens: int = 256, seed: Seed = 0) -> Estimate:
     """Return an estimate of lim H(x_1 .. x_n) / n, in nats per token: -log p(x) / n averaged over sampled streams.
 
-    Streams go on over every <eos> as the context rule says. No closed form is known for a hidden Markov
+    Streams continue after every <eos> as the context rule says. No closed form is known for a hidden Markov
     model; the standard error is that of the average, and the first words of a stream, which know no past,
     count too.
     """
@@ -72,7 +72,7 @@ def phrase_probability(
 ) -> list[float]:
     """Return exact p(the phrase occurs within the next n tokens after `context`), for n = 1 .. num_words.
 
-    An <eos> is one of the tokens and the text goes on beyond it; without `allow_eos` the phrase must come
+    An <eos> is one of the tokens and the text continues after it; without `allow_eos` the phrase must come
     before the first <eos>. One pass over the transitions a token. The first passes are timed: a request that would take
     more than an hour is refused with that estimate. `progress` is called with (tokens done, tokens in all).
     """

@@ -66,7 +66,7 @@ def token_scores(model: "LanguageModel", text: str | Sequence[str], eos: bool = 
 
 
 def score_lines(model: "LanguageModel", lines: Iterable[Sequence[str]]) -> Iterator[SentenceScore]:
-    """Score each line as it comes; under "carry" a line goes on from the state the one before left."""
+    """Score lines one by one; under "carry" a line continues from the state of the previous one."""
     if has_hidden_states(model):
         yield from hmm_score.score_lines(model, lines)
         return

@@ -1,7 +1,7 @@
 """Texts drawn from the model. Input: a prompt, or nothing. Output: `Sample`s.
 
-Without further wishes the draws are exact: a state, its word, the next state. Temperature, top-k and top-p
-change the distribution of each next word and are labelled so; a constraint keeps the draws exact, given the
+By default the draws are exact: a state, its word, the next state. Temperature, top-k and top-p
+change each next-word distribution, and such samples are marked; with a constraint, draws are exact given the
 constraint.
 """
 
@@ -172,7 +172,7 @@ def next_states(distributions: HMMDistributions, states: Tensor, draw: Draw) -> 
 
 
 def sample_streams(distributions: HMMDistributions, count: int, length: int, generator: torch.Generator) -> Tensor:
-    """Return (count, length) ids of streams of text that go on beyond every <eos>, as the context rule says."""
+    """Return (count, length) ids of streams of text that continue after every <eos>, as the context rule says."""
     draw = Draw(generator)
     state = draw.again(distributions.start, count)
     columns: list[Tensor] = []

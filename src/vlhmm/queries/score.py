@@ -51,7 +51,7 @@ def score(model: "HMMLanguageModel", text: str | Sequence[str], eos: bool = True
 
 
 def score_ids(model: "HMMLanguageModel", ids: Sequence[int]) -> float:
-    """Return log p of a sequence of word ids as it stands; nothing is added to it."""
+    """Return log p of a sequence of word ids, without adding an <eos>."""
     return total(read(model.distributions, ids).log_probs)
 
 
@@ -62,7 +62,7 @@ def total(log_probs: Iterable[float]) -> float:
 
 
 def score_lines(model: "HMMLanguageModel", lines: Iterable[Sequence[str]]) -> Iterator[SentenceScore]:
-    """Yield each line's scores as it comes; under "carry" a line goes on from the state the one before left."""
+    """Yield the scores of each line; under "carry" a line continues from the state of the previous one."""
     distributions, vocabulary = model.distributions, model.vocabulary
     previous: int | None = None
     carry: Tensor | None = None

@@ -3,7 +3,7 @@ unexpected.
 
 $p(x_t = w | x_{\ne t}) \propto \sum_z p(z_t = z | x_{<t})\, p(w | z)\, p(x_{>t} | z)$: the left factor is
 one pass from the K states of the word before to all S, the right one from the K states of the word after;
-all places of a text in one batch. What stands before the text is a fresh start, or what another text leaves (`before`).
+all places of a text in one batch. The text follows a restart, or another text (`before`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -103,7 +103,7 @@ def surprisal(
 def _distribution(model: "HMMLanguageModel", weights: np.ndarray) -> WordDistribution:
     total = weights.sum()
     if not total > 0:
-        raise QueryError("the other words have probability zero under the model, whatever stands in this place")
+        raise QueryError("the other words have probability zero under the model, whatever the word in this place")
     return WordDistribution(model.vocabulary, weights / total)
 
 
@@ -145,7 +145,7 @@ def _arrivals(distributions: HMMDistributions, ids: list[int]) -> Tensor:
 
 
 def _left(distributions: HMMDistributions, ids: list[int], start: Tensor, alpha: Tensor, places: list[int]) -> Tensor:
-    """Return (n, S) p(z_t | x_<t), each row up to a factor; `start` stands before the first word."""
+    """Return (n, S) p(z_t | x_<t), each row up to a factor; `start` is used for the first word."""
     result = distributions.start.expand(len(places), -1).clone()
     for i, t in enumerate(places):
         if t == 0:

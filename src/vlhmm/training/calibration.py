@@ -99,7 +99,7 @@ def calibrate(
     device: torch.device,
     should_stop: Callable[[], Any],
 ) -> dict[str, Any] | None:
-    """Find the factors that suit the best model of a run and write them beside it. Returns the journal's line.
+    """Find the best factors for the best model of a run and write them to its folder. Returns the journal's line.
 
     None if it was stopped before the end: nothing is written then, and the next call starts over.
     """

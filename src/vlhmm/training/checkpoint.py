@@ -1,4 +1,4 @@
-"""Checkpoints: where a run stands, with everything it takes to go on bit for bit."""
+"""Checkpoints: the position of a run, with everything needed to resume it bit for bit."""
 
 import math
 from dataclasses import asdict, dataclass, field
@@ -14,10 +14,10 @@ from vlhmm.training.schedules import Plateau
 
 @dataclass(slots=True)
 class Progress:
-    """Where training stands, apart from the parameters."""
+    """The position of training, without the parameters."""
 
     step: int = 0
-    seconds: float = 0.0  # over all sittings
+    seconds: float = 0.0  # over all sessions
     plateau: Plateau = field(default_factory=Plateau)
     valid: float | None = None  # perplexity of the last validation
     log_likelihood: float = 0.0  # of the training text since the last validation ...

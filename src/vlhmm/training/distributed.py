@@ -203,7 +203,7 @@ class Ranks:
             who = f"the connection to rank {' or '.join(map(str, elsewhere))} of {self.size}, on another machine, is lost"
         else:
             who = f"the connection to another of {self.size} ranks is lost ({str(error).splitlines()[0][:120] if error else ''})"
-        message = f"{who}; the last checkpoint is kept, and the same command goes on from there, with any number of ranks"
+        message = f"{who}; the last checkpoint is kept, and the same command resumes from there, with any number of ranks"
         if self._noticed_first(min(alive)):
             raise TrainingError(message) from None
         raise SystemExit(TrainingError.exit_code) from None  # one rank says it

@@ -1,6 +1,6 @@
 """The E-step: expected counts of a list of batches under one (reduced) model.
 
-Gradient training and generalized EM both stand on it. The counts are the gradient of log p(x) in the
+Gradient training and generalized EM both use it. The counts are the gradient of log p(x) in the
 log-potentials; `expected_log_likelihood` pushes them through the parameterization. One E-step and one
 optimizer step is a gradient step on the marginal likelihood; more optimizer steps are generalized EM.
 """
@@ -42,7 +42,7 @@ class Expectation(NamedTuple):
 
 @runtime_checkable
 class TokenEvidence(Protocol):
-    """Evidence about the hidden state of every token beside the word itself: the hook of the E-step."""
+    """Evidence about the hidden state of every token in addition to the word: the hook of the E-step."""
 
     @property
     def num_bytes(self) -> int:
@@ -217,7 +217,7 @@ def expected_log_likelihood(
 
     Without `value` the transitions' part of the number is left out, but not of the gradient: a pass less. `tiles` are
     those of the E-step, if the parameters have not changed since. With several `parts` the transitions out of every
-    parts-th state of a block stand for those of all: the mean over `part` = 0 .. parts - 1 is the whole sum.
+    parts-th state of a block represent all: the mean over `part` = 0 .. parts - 1 is the whole sum.
     """
 
     def dot(count: Tensor, log_table: Tensor) -> Tensor:

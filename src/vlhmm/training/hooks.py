@@ -20,7 +20,7 @@ class TrainingHook(Protocol):
     """Called by a run in this order: describe or check_resumed, add_text, begin, then evidence in every step."""
 
     def describe(self, corpus: Corpus) -> dict[str, Any]:
-        """Return what config.json keeps, to tell on resuming whether it is the same hook."""
+        """Return what config.json stores, to check on resuming that the hook is the same."""
 
     def check_resumed(self, folder: RunFolder, described: dict[str, Any], corpus: Corpus) -> None:
         """Raise ConfigError if the run in the folder was begun with another hook."""

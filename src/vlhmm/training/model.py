@@ -14,7 +14,7 @@ from vlhmm.training.run_folder import RunFolder
 def build_hmm(config: RunConfig, blocks: Blocks, text: Text | None = None, counts: np.ndarray | None = None) -> HMM:
     """Build the untrained model of a run; with the training text its first biases are log frequencies.
 
-    `counts` of words, (V,), stand in for those of the text where words are held out.
+    `counts` of words, (V,), replace those of the text if words are held out.
     """
     starts = None
     if text is not None:

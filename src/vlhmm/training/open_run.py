@@ -91,7 +91,7 @@ def check_same_settings(folder: RunFolder, stored: RunConfig, config: RunConfig)
 
 
 def about_extra(corpus: Corpus) -> dict[str, Any]:
-    """Return what the run folder keeps of an extra text: enough to tell another one."""
+    """Return what the run folder stores about an extra text, to recognize it."""
     if corpus.extra is None:
         return {}
     total = sum(int(tokens.sum(dtype=np.int64)) for tokens in corpus.extra.token_arrays())

@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
-    """What checkpoint/state.json holds: where a run stands, apart from tensors."""
+    """Contents of checkpoint/state.json: the position of a run, without tensors."""
 
     step: int
     updates: int
@@ -225,7 +225,7 @@ class RunFolder:
     def load_model(self) -> dict[str, Tensor]:
         if not self.model_path.exists():
             raise CheckpointError(
-                f"{self.path} has no model.safetensors yet: its run has not been validated once; go on with vlhmm train"
+                f"{self.path} has no model.safetensors yet: its run has not been validated yet; resume it with vlhmm train"
             )
         return load_tensors(self.model_path)
 
@@ -248,10 +248,10 @@ class RunFolder:
     def _check_size(self, config: RunConfig, blocks: Blocks) -> None:
         """Before a model is built: an error if config.json describes one that blocks.tsv or the weights cannot be of."""
         model = config.model
-        # uneven blocks have padding beside their states; a configuration made by hand may count it
+        # uneven blocks have padding in addition to their states; a hand-made configuration may count it
         if model.num_states not in (blocks.num_real_states, blocks.num_states):
             raise CheckpointError(
-                f"{self.config_path} has {model.num_states:,} states, blocks.tsv beside it {blocks.num_real_states:,}; "
+                f"{self.config_path} has {model.num_states:,} states, blocks.tsv {blocks.num_real_states:,}; "
                 "the files are of different runs"
             )
         least = 0
@@ -286,7 +286,7 @@ class RunFolder:
                 f"vlhmm manifest {self.path} --remove-calibration"
             ) from None
 
-    # ---- checkpoint: everything needed to go on bit for bit
+    # ---- checkpoint: everything needed to resume bit for bit
 
     def save_checkpoint(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.checkpoint_path.mkdir(parents=True, exist_ok=True)
@@ -390,12 +390,12 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing; the run cannot go on from it") from None
+        raise CheckpointError(f"{path} is missing; the run cannot be resumed") from None
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is damaged ({error}); restore it or train again") from None
 
 
 def load_into(module: torch.nn.Module, weights: dict[str, Tensor], path: Path) -> None:
     """Copy weights into a module; names, shapes or dtypes that differ, and numbers that are not finite, are refused."""
-    check_tensors(path, weights, module.state_dict(), "config.json and blocks.tsv beside it")
+    check_tensors(path, weights, module.state_dict(), "config.json and blocks.tsv of its folder")
     module.load_state_dict(weights)

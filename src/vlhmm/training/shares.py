@@ -86,7 +86,7 @@ def share_plan(text: PreparedText, config: TrainingConfig) -> SharePlan:
 
 
 class ExtraShares:
-    """epoch -> one step: the training text and the next share of an extra one; after all shares they are dealt anew."""
+    """epoch -> one step: the training text and the next share of an extra one; after all shares they are shuffled again."""
 
     def __init__(self, training_text: Callable[[int], list[Batch]], shares: SharePlan) -> None:
         self.training_text, self.shares = training_text, shares

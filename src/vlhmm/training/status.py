@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Where a run stands, for whoever shows it."""
+    """The status of a run, for progress displays."""
 
     step: int
     total_steps: int
@@ -74,7 +74,7 @@ class Stopwatch:
         return True
 
     def is_due_to_save(self, interval: float) -> bool:
-        """Return whether so many seconds have passed since the last checkpoint."""
+        """Return whether this many seconds have passed since the last checkpoint."""
         return time.monotonic() - self._saved > interval
 
     def saved(self) -> None:

@@ -2,7 +2,7 @@
 
 A step draws a dropout mask, takes the expected counts of its batches under the reduced model (E-step), and moves the
 parameters toward the maximum of the expected log-likelihood (M-step) once (gradient) or a few times (generalized EM). All
-randomness is a function of (seed, step), so a run that was killed goes on from its last checkpoint to the same bits.
+randomness is a function of (seed, step), so a killed run resumes from its last checkpoint with the same bits.
 """
 
 import logging
@@ -57,7 +57,7 @@ class TrainResult:
     total_steps: int
     best_valid: float
     calibrated: bool  # the best validation perplexity is that of the calibrated model
-    seconds: float  # over all sittings
+    seconds: float  # over all sessions
     num_parameters: int
 
 
@@ -77,10 +77,10 @@ def train(
     described: dict[str, Any] | None = None,
     teacher: Teacher | None = None,
 ) -> TrainResult:
-    """Train the run in folder `out`, or go on training it; the model best on the validation text is kept there.
+    """Train the run in folder `out`, or resume it. The model with the best validation perplexity is kept there.
 
-    Stops cleanly, with a checkpoint, after `time_limit` seconds of this sitting or when `should_stop` says so;
-    the same call goes on from there. With training.guide_weight a `teacher` gives evidence about the states.
+    Stops with a checkpoint after `time_limit` seconds of this session, or when `should_stop` returns True; the same call
+    resumes. With training.guide_weight > 0 a `teacher` gives evidence about the states.
     """
     hook = distillation_for(corpus, config, teacher)
     check_shares(corpus.train, config.training)
@@ -121,7 +121,7 @@ def train(
 
 
 class Trainer:
-    """One run in progress: a model, its E-step and M-step, and where training stands (`at`)."""
+    """One run in progress: a model, its E-step and M-step, and the position of training (`at`)."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Trainer:
             hook.begin(self)
 
     def run(self, stop: Callable[[], str | None], show: Callable[[Status], None] | None, sitting: float) -> str | None:
-        """Take all steps that are left. Returns what stopped them, or None at the end."""
+        """Take all remaining steps. Returns what stopped them, or None at the end."""
         at, first_step = self.at, self.at.step
         watch = Stopwatch(at.seconds, sitting)
         while at.step < self.total_steps:
@@ -234,7 +234,7 @@ class Trainer:
         """Calibrate the finished run, unless it is. Returns its journal line; None if stopped before the end."""
         events = [event for event in self.folder.events() if event["event"] == "calibrated"]
         calibrated = bool(events) and self.folder.calibration() is not None
-        self.ranks.wait()  # all have looked, and the best model is written
+        self.ranks.wait()  # all ranks have checked, and the best model is written
         if calibrated:
             if not all(type(events[0].get(name)) in (int, float) for name in ("valid", "seconds")):
                 raise CheckpointError(
@@ -246,7 +246,7 @@ class Trainer:
         device = next(self.hmm.parameters()).device
         event = calibrate(self.folder, self.config.model, self.validation.perplexity, device, stop)
         if event is not None:
-            self.save()  # a restored run forgets what the journal says after its checkpoint
+            self.save()  # a restored run truncates the journal to its checkpoint
         return event
 
     def save(self) -> None:
@@ -258,7 +258,7 @@ class Trainer:
             raise self.not_finite(str(what)) from None
 
     def restore(self) -> None:
-        """Go back to the last checkpoint, or begin the journal of a new run."""
+        """Restore the last checkpoint, or begin the journal of a new run."""
         restored = restore_checkpoint(self.folder, self.m_step, self.total_steps)
         if restored is None:
             self.folder.journal({"event": "start", "parameters": self.num_parameters, "steps": self.total_steps})
@@ -267,7 +267,7 @@ class Trainer:
         self.log(f"continuing {self.folder.path} at step {self.at.step} of {self.total_steps}")
 
     def status(self, watch: Stopwatch, checked: bool, is_best: bool) -> Status:
-        """Return what there is to show after a step."""
+        """Return the status after a step."""
         at = self.at
         return Status(
             step=at.step,
@@ -286,7 +286,7 @@ class Trainer:
         )
 
     def name_of_train(self) -> str:
-        """Return what the training perplexity since the last check is called: the model's own, or what it is under."""
+        """Return the name of the training perplexity since the last check: whether it is under dropout or with evidence."""
         first = (self.at.step - 1) // self.check_every * self.check_every
         if self.hook is not None and self.hook.is_active_at(first):
             return "train_under_guide"  # unlikely evidence counts against it

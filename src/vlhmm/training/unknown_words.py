@@ -1,4 +1,4 @@
-r"""Hold out rare words as <unk>, so that a model learns where words that it has never seen stand.
+r"""Hold out rare words as <unk>, so that a model learns where unseen words occur.
 
 Where every word of the training text is in the vocabulary, <unk> does not occur in it, and a model gives <unk> next to
 no probability. With n_j the number of words that occur j times among N tokens, Good and Turing expect n_1 tokens of
@@ -7,8 +7,8 @@ epoch reads an occurrence of a word seen j <= 8 times as <unk> with probability
 
     r_j = s max(0, 1 - (j + 1) n_{j+1} / (j n_j)),    s such that sum_j r_j j n_j = n_1
 
-and draws anew in the next epoch: no word is lost. Where r_1 is not above 0 (odd texts) it is 0.5, and the others are 0.
-A text that has an <unk> already is left as it is, and so are the ids of a tokenizer, which has no unknown words (see
+and draws again in the next epoch: no word is lost. Where r_1 is not above 0 (odd texts) it is 0.5, and the others are 0.
+A text that already has an <unk> is not changed, nor are the ids of a tokenizer, which has no unknown words (see
 unseen_tokens.py).
 """
 

@@ -1,6 +1,6 @@
 r"""A teacher's evidence about the hidden states of the training text, for the E-step.
 
-A neural language model has read the same text; its hidden vector h_t after x_t tells what is to come. The tokens of a
+A neural language model has read the same text; its hidden vector h_t after x_t predicts the following words. The tokens of a
 block are clustered by their vectors (k-means) into as many clusters as the block has states, and cluster k becomes
 evidence for state k:
 
@@ -50,12 +50,12 @@ class DistillationTargets(NamedTuple):
     ) -> Forward:
         """Do as `inference.add_expected_counts`, under the evidence about one chain: every token has its own emissions."""
         words = chain.emit_of.flatten()
-        told = evidence_for_kept(self.evidence[number], chain.start_of.flatten(), self.kept, counts.emission.dtype)
-        told = told.mul_(self.weight).exp_().mul_(potentials.emission[words])
-        of_tokens = counts._replace(emission=torch.zeros_like(told))
+        weights = evidence_for_kept(self.evidence[number], chain.start_of.flatten(), self.kept, counts.emission.dtype)
+        weights = weights.mul_(self.weight).exp_().mul_(potentials.emission[words])
+        of_tokens = counts._replace(emission=torch.zeros_like(weights))
         own_rows = torch.arange(len(words), device=words.device).view_as(chain.emit_of)
         passed = inference.add_expected_counts(
-            of_tokens, potentials._replace(emission=told), chain._replace(emit_of=own_rows), carry, workspace
+            of_tokens, potentials._replace(emission=weights), chain._replace(emit_of=own_rows), carry, workspace
         )
         counts.emission.index_add_(0, words, of_tokens.emission)
         return passed

@@ -32,7 +32,7 @@ def distillation_for(corpus: Corpus, config: RunConfig, teacher: Teacher | None)
     if weight and teacher is None:
         raise ConfigError(f"training.guide_weight={weight} needs a teacher: --guide RUN, a trained LSTM's folder")
     if teacher is not None and not weight:
-        raise ConfigError("a teacher without training.guide_weight has no say; set it above 0")
+        raise ConfigError("--guide has no effect unless training.guide_weight > 0; set it")
     if weight and config.model.constraint == "uniform":
         raise ConfigError("a guide cannot be used with model.constraint=uniform")
     if config.training.guide_text and corpus.extra is not None:
@@ -56,7 +56,7 @@ class Distillation:
         self._evidence: dict[int, tuple[Batch, Evidence]] = {}
 
     def describe(self, corpus: Corpus) -> dict[str, Any]:
-        """Return a number that tells one teacher from another."""
+        """Return a number that identifies the teacher."""
         return {"guide_sum": sum_of_vectors(corpus, self.teacher)}
 
     def check_resumed(self, folder: RunFolder, described: dict[str, Any], corpus: Corpus) -> None:

@@ -1,4 +1,4 @@
-"""A teacher, and the text it writes for a run: every E-step reads a part of it beside the whole training text."""
+"""A teacher, and the text it generates for a run: every E-step reads part of it in addition to the training text."""
 
 import time
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def teacher_text(
 ) -> Text:
     """Have the teacher write a text for a run; one that is in the run's folder is read back."""
     if not folder.text_path.exists():
-        log(f"the teacher writes {settings.guide_text:,} tokens: a minute or two per million")
+        log(f"the teacher generates {settings.guide_text:,} tokens: a minute or two per million")
         progress = throttled_progress(log, "the teacher has written")
         text = teacher.sample(settings.guide_text, generator_for(settings.seed, "text", 0), progress=progress)
         write_text(folder.text_path, text, vocabulary)
@@ -46,7 +46,7 @@ def teacher_text(
 
 
 def sum_of_vectors(corpus: Corpus, teacher: Teacher) -> float:
-    """Return a number that tells one teacher from another."""
+    """Return a number that identifies the teacher."""
     words = torch.from_numpy(corpus.train.tokens[:64].astype(np.int64))
     return teacher.vectors_after(words[None]).sum(dtype=torch.float64).item()
 
