@@ -53,7 +53,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     drawing.add_argument(
         "--max-new-tokens", type=count(1), default=40, metavar="N", help="samples are cut there (default: 40)"
     )
-    drawing.add_argument("--batch", type=count(1), default=64, metavar="N", help="samples at once (default: 64)")
+    drawing.add_argument("--batch", type=count(1), default=256, metavar="N", help="samples at once (default: 256)")
     drawing.add_argument(
         "--template", metavar="TEXT", help="with {prompt} in it (default: the model's chat template, or the prompt alone)"
     )
