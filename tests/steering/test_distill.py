@@ -25,14 +25,13 @@ from random_llm import make_tokenizer, save_llm
 from vlhmm.data.tokenizer import TokenLine, TokenVocabulary
 from vlhmm.steering.distill import (
     DrawSettings,
-    _sampled,
     draw_samples,
     draw_shard,
     llm_log_probs,
     read_prompts,
     read_samples,
 )
-from vlhmm.steering.llm import CachedReader, open_llm
+from vlhmm.steering.llm import CachedReader, draw_ids, open_llm
 
 PROMPTS = ["The big dog", "A cat", "rain"]
 
@@ -136,7 +135,7 @@ def test_ids_of_probability_zero_are_never_drawn():
     logits = torch.full((6, 700), -torch.inf)
     logits[:, [255, 256, 699]] = torch.tensor([0.0, -1.0, -2.0])
     uniforms = torch.tensor([[0.0, 0.0], [0.66, 1 - 2**-53], [0.67, 0.0], [0.9, 0.999], [0.92, 0.0], [1 - 2**-53, 1 - 2**-53]], dtype=torch.float64)
-    assert _sampled(logits, uniforms, 1.0).tolist() == [255, 255, 256, 256, 699, 699]
+    assert draw_ids(logits, uniforms).tolist() == [255, 255, 256, 256, 699, 699]
 
 
 def test_a_draw_goes_on_to_the_same_text(llm, tmp_path):

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import vlhmm.api
 from vlhmm.baselines.kneser_ney import estimate
@@ -28,7 +27,7 @@ from vlhmm.data.tokenizer import TokenLine, TokenVocabulary, encode_tokens, read
 from vlhmm.errors import ConfigError, DataError
 from vlhmm.evaluation.mixture import component_log_probs, fit_weights, mixture_log_probs
 from vlhmm.evaluation.protocol import LanguageModel
-from vlhmm.steering.llm import CachedReader, left_padded
+from vlhmm.steering.llm import CachedReader, draw_ids, left_padded
 from vlhmm.training import trainer
 from vlhmm.training.config import RunConfig
 
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 HELD_OUT = 40  # one line in so many is for validation, another one for the report
 REPORT = "distillation.json"
-_ROWS = 32  # of logits at a time: their probabilities stay in the cache
-_RUN = 256  # ids whose probabilities are added up before one is drawn: a cumulative sum of all takes longer
 _MOST_GOING = 7 / 8  # of a batch: below it, samples that have ended are left out, which copies the cache
 
 
@@ -168,8 +165,7 @@ def draw_shard(
     rows = np.arange(settings.batch)  # the samples that the reader goes on with
     for t in range(settings.max_new_tokens):
         logits = reader.logits()[:, : len(llm.vocabulary)].cpu()  # there may be more than ids
-        parts = zip(logits.split(_ROWS), torch.from_numpy(uniforms[rows, t]).split(_ROWS), strict=True)
-        tokens = torch.cat([_sampled(*part, settings.temperature) for part in parts]).numpy()
+        tokens = draw_ids(logits, torch.from_numpy(uniforms[rows, t]), settings.temperature).numpy()
         written[rows, t] = tokens
         going = np.flatnonzero(~np.isin(written[rows, : t + 1], llm.end_ids).any(axis=1))
         if not len(going):
@@ -183,21 +179,6 @@ def draw_shard(
         end = next((place for place, token in enumerate(row) if token in llm.end_ids), None)
         records.append({"prompt": prompts[i], "ids": row[:end], "finished": end is not None})
     return records
-
-
-def _sampled(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
-    """One id per row from softmax(logits / temperature), by two uniforms: a run of ids, then an id of that run."""
-    weights = logits.float()
-    weights = (weights - weights.amax(dim=1, keepdim=True)).div_(temperature).exp_()
-    weights = torch.nn.functional.pad(weights, (0, -weights.shape[1] % _RUN)).view(len(weights), -1, _RUN)
-    run = _inverse_cdf(weights.sum(dim=2), uniforms[:, 0])
-    return run * _RUN + _inverse_cdf(weights[torch.arange(len(run)), run], uniforms[:, 1])
-
-
-def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """The first index of each row whose cumulative weight exceeds that share of the whole: never one of weight zero."""
-    cumulative = weights.double().cumsum(dim=1)
-    return torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
 
 
 # ---- samples as a corpus

@@ -23,7 +23,7 @@ from vlhmm.errors import ConfigError, QueryError
 from vlhmm.language_model import HMMLanguageModel
 from vlhmm.steering.guide import Guide
 from vlhmm.steering.hmm import DEFAULT_MEMORY, SteeringHMM
-from vlhmm.steering.llm import LLM, CachedReader
+from vlhmm.steering.llm import LLM, CachedReader, draw_ids
 from vlhmm.steering.logits_processor import HMMLogitsProcessor, steered_scores
 from vlhmm.steering.lookahead import Progress
 from vlhmm.steering.text_constraint import TextConstraint
@@ -307,7 +307,8 @@ class _Run:
             if greedy:
                 tokens = scores.argmax(dim=1)
             else:
-                tokens = torch.multinomial((scores - normalizer[:, None]).exp(), 1, generator=generator)[:, 0]
+                uniforms = torch.rand(count, 2, dtype=torch.float64, generator=generator)
+                tokens = draw_ids(scores, uniforms)
             tokens = torch.where(open_rows, tokens, self.filler)
             chosen = tokens[:, None]
             log_prob += torch.where(open_rows, plain.gather(1, chosen)[:, 0].double(), 0.0)
