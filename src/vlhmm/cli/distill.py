@@ -53,7 +53,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     drawing.add_argument(
         "--max-new-tokens", type=count(1), default=40, metavar="N", help="largest number of tokens per sample (default: 40)"
     )
-    drawing.add_argument("--batch", type=count(1), default=64, metavar="N", help="samples drawn in parallel (default: 64)")
+    drawing.add_argument("--batch", type=count(1), default=256, metavar="N", help="samples drawn in parallel (default: 256)")
     drawing.add_argument(
         "--template", metavar="TEXT", help="prompt template with {prompt} (default: the model's chat template, or the prompt alone)"
     )

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 import vlhmm.api
 from vlhmm.baselines.kneser_ney import estimate
@@ -28,6 +27,7 @@ from vlhmm.data.tokenizer import TokenLine, TokenVocabulary, encode_tokens, read
 from vlhmm.errors import ConfigError, DataError
 from vlhmm.evaluation.mixture import component_log_probs, fit_weights, mixture_log_probs
 from vlhmm.evaluation.protocol import LanguageModel
+from vlhmm.steering.llm import CachedReader, draw_ids, left_padded
 from vlhmm.training import trainer
 from vlhmm.training.config import RunConfig
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 HELD_OUT = 40  # one line in so many is for validation, another one for the report
 REPORT = "distillation.json"
+_MOST_GOING = 7 / 8  # of a batch: below it, samples that have ended are left out, which copies the cache
 
 
 # ---- drawing
@@ -49,7 +50,7 @@ class DrawSettings:
     temperature: float = 1.0
     max_new_tokens: int = 40
     template: str | None = None  # a text with {prompt}; none: the model's chat template
-    batch: int = 64  # samples drawn side by side; one shard
+    batch: int = 256  # samples drawn side by side; one shard
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -155,36 +156,29 @@ def draw_shard(
     The tokens of a sample stand before its end of text; it is cut, and not finished, at `max_new_tokens`.
     """
     seed = int.from_bytes(hashlib.sha256(f"{settings.seed}/{number}".encode()).digest()[:6], "big")
-    chosen = np.random.default_rng(seed).integers(len(prompts), size=settings.batch)
-    asked = [prompts[i] for i in chosen]
-    ids, mask = _left_padded([llm.prompt_ids(prompt, settings.template) for prompt in asked], llm.end_ids[0])
-    size, width = len(llm.vocabulary), llm.width
-    with torch.random.fork_rng(), torch.inference_mode():
-        torch.manual_seed(seed)
-        written = cast(Callable[..., Tensor], llm.model.generate)(
-            input_ids=ids.to(llm.model.device),
-            attention_mask=mask.to(llm.model.device),
-            do_sample=True,
-            temperature=settings.temperature,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=settings.max_new_tokens,
-            eos_token_id=list(llm.end_ids),
-            pad_token_id=llm.end_ids[0],
-            suppress_tokens=list(range(size, width)) or None,  # logits may be wider than the vocabulary
-        )
+    generator = np.random.default_rng(seed)
+    chosen = generator.integers(len(prompts), size=settings.batch)
+    heads = {i: llm.prompt_ids(prompts[i], settings.template) for i in set(chosen.tolist())}
+    uniforms = generator.random((settings.batch, settings.max_new_tokens, 2))
+    reader = CachedReader(llm, [heads[i] for i in chosen.tolist()])
+    written = np.full((settings.batch, settings.max_new_tokens), llm.end_ids[0])
+    rows = np.arange(settings.batch)  # the samples that the reader goes on with
+    for t in range(settings.max_new_tokens):
+        logits = reader.logits()[:, : len(llm.vocabulary)].cpu()  # there may be more than ids
+        tokens = draw_ids(logits, torch.from_numpy(uniforms[rows, t]), settings.temperature).numpy()
+        written[rows, t] = tokens
+        going = np.flatnonzero(~np.isin(written[rows, : t + 1], llm.end_ids).any(axis=1))
+        if not len(going):
+            break
+        if len(going) <= _MOST_GOING * len(rows):
+            reader.select(going)
+            rows, tokens = rows[going], tokens[going]
+        reader.read(torch.from_numpy(tokens))
     records: list[dict[str, str | list[int] | bool]] = []
-    for prompt, row in zip(asked, written[:, ids.shape[1] :].tolist(), strict=True):
+    for i, row in zip(chosen.tolist(), written.tolist(), strict=True):
         end = next((place for place, token in enumerate(row) if token in llm.end_ids), None)
-        records.append({"prompt": prompt, "ids": row[:end], "finished": end is not None})
+        records.append({"prompt": prompts[i], "ids": row[:end], "finished": end is not None})
     return records
-
-
-def _left_padded(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor]:
-    longest = max(map(len, rows))
-    ids = [[filler] * (longest - len(row)) + list(row) for row in rows]
-    mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
-    return torch.tensor(ids), torch.tensor(mask)
 
 
 # ---- samples as a corpus
@@ -247,7 +241,7 @@ def llm_log_probs(
         some = lines[first : first + batch]
         heads = [llm.prompt_ids(line.prompt or "", template) for line in some]
         bodies = [[*line.ids, *([llm.end_ids[0]] if line.finished else [])] for line in some]
-        ids, mask = _left_padded([h + b for h, b in zip(heads, bodies, strict=True)], llm.end_ids[0])
+        ids, mask = left_padded([h + b for h, b in zip(heads, bodies, strict=True)], llm.end_ids[0])
         longest = max(map(len, bodies))
         with torch.inference_mode():
             logits = llm.model(

@@ -9,7 +9,6 @@ Output: `SteeredText`, one or more per prompt. Weighted by exp(log_weight), they
 """
 
 import hashlib
-import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from vlhmm.errors import ConfigError, QueryError
 from vlhmm.language_model import HMMLanguageModel
 from vlhmm.steering.guide import Guide
 from vlhmm.steering.hmm import DEFAULT_MEMORY, SteeringHMM
-from vlhmm.steering.llm import LLM
+from vlhmm.steering.llm import LLM, CachedReader, draw_ids
 from vlhmm.steering.logits_processor import HMMLogitsProcessor, steered_scores
 from vlhmm.steering.lookahead import Progress
 from vlhmm.steering.text_constraint import TextConstraint
@@ -291,7 +290,7 @@ class _Run:
         rows = [head for head in heads for _ in range(particles)]
         count, guide = len(rows), self.guide
         state = guide.start([row if self.read_prompt else () for row in rows])
-        reader = _Reader(self.llm, rows, self.filler)
+        reader = CachedReader(self.llm, rows)
         written = np.full((count, guide.max_new_tokens), self.filler, dtype=np.int64)
         log_prob, log_weight = torch.zeros(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
         mean_weight = torch.zeros(len(heads), dtype=torch.float64)  # logs of mean weights at resamplings
@@ -308,7 +307,8 @@ class _Run:
             if greedy:
                 tokens = scores.argmax(dim=1)
             else:
-                tokens = torch.multinomial((scores - normalizer[:, None]).exp(), 1, generator=generator)[:, 0]
+                uniforms = torch.rand(count, 2, dtype=torch.float64, generator=generator)
+                tokens = draw_ids(scores, uniforms)
             tokens = torch.where(open_rows, tokens, self.filler)
             chosen = tokens[:, None]
             log_prob += torch.where(open_rows, plain.gather(1, chosen)[:, 0].double(), 0.0)
@@ -390,54 +390,5 @@ def _resampled(
     return order.reshape(-1) if changed else None
 
 
-class _Reader:
-    """A language model that reads a batch of left-padded sequences token by token, with its cache if it has one."""
-
-    def __init__(self, llm: LLM, rows: list[list[int]], filler: int) -> None:
-        self.model = llm.model
-        longest = max(len(row) for row in rows)
-        device = self.model.device
-        self._ids = torch.tensor([[filler] * (longest - len(row)) + row for row in rows], device=device)
-        self._mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
-        self._new = self._ids
-        self._cache: object | None = None
-        names = inspect.signature(self.model.forward).parameters
-        self._takes = {name for name in ("position_ids", "logits_to_keep", "use_cache", "past_key_values") if name in names}
-
-    def logits(self) -> Tensor:
-        """(n, V') of the next token."""
-        positions = (self._mask.cumsum(1) - 1).clamp(min=0)[:, -self._new.shape[1] :]
-        options = {
-            "position_ids": positions, "logits_to_keep": 1, "use_cache": True, "past_key_values": self._cache,
-        }  # fmt: skip
-        with torch.inference_mode():
-            out = self.model(
-                input_ids=self._new,
-                attention_mask=self._mask,
-                **{name: value for name, value in options.items() if name in self._takes},
-            )
-        self._cache = getattr(out, "past_key_values", None) if "past_key_values" in self._takes else None
-        return out.logits[:, -1]
-
-    def read(self, tokens: Tensor) -> None:
-        """One more token per sequence."""
-        new = tokens[:, None].to(self._ids.device)
-        self._ids = torch.cat([self._ids, new], dim=1)
-        self._mask = torch.cat([self._mask, torch.ones_like(new)], dim=1)
-        self._new = new if self._cache is not None else self._ids
-
-    def select(self, rows: np.ndarray) -> None:
-        """Each sequence goes on with the text of another row."""
-        index = torch.from_numpy(rows).to(self._ids.device)
-        self._ids, self._mask = self._ids[index], self._mask[index]
-        if self._cache is not None:
-            cast("CacheLike", self._cache).reorder_cache(index)
-
-
 if TYPE_CHECKING:
-    from typing import Protocol
-
     from vlhmm.steering.token_automaton import Tokenizer as TokenizerLike
-
-    class CacheLike(Protocol):
-        def reorder_cache(self, beam_idx: Tensor) -> None: ...

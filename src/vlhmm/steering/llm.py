@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from vlhmm.data.tokenizer import TokenVocabulary
 from vlhmm.errors import ConfigError, DataError
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Precision = Literal["auto", "float32", "bfloat16"]
+_ROWS = 32  # of logits at a time: their probabilities stay in the cache
+_RUN = 256  # ids whose probabilities are added up before one is drawn: a cumulative sum of all takes longer
 PLACEHOLDER = "{prompt}"  # of a prompt, in a template
 
 
@@ -76,6 +81,91 @@ class LLM:
         messages = [{"role": "user", "content": prompt}]
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+class CachedReader:
+    """A language model that reads a batch of sequences token by token, with its cache if it has one.
+
+    Equal sequences are read once and copied afterwards. Shorter ones are padded on the left.
+    """
+
+    def __init__(self, llm: LLM, rows: Sequence[Sequence[int]]) -> None:
+        self._model: Callable[..., Any] = llm.model
+        self._device = llm.model.device
+        number = {row: i for i, row in enumerate(dict.fromkeys(map(tuple, rows)))}
+        ids, mask = left_padded(list(number), llm.end_ids[0])
+        self._ids, self._mask = ids.to(self._device), mask.to(self._device)
+        self._new = self._ids
+        self._cache: Any = None
+        self._takes = set(inspect.signature(llm.model.forward).parameters)
+        self._copies: np.ndarray | None = np.array([number[tuple(row)] for row in rows])
+
+    def logits(self) -> Tensor:
+        """(n, V') of the next token."""
+        options = {
+            "position_ids": (self._mask.cumsum(1) - 1).clamp(min=0)[:, -self._new.shape[1] :],
+            "logits_to_keep": 1,
+            "use_cache": True,
+            "past_key_values": self._cache,
+        }
+        with torch.inference_mode():
+            out = self._model(
+                input_ids=self._new,
+                attention_mask=self._mask,
+                **{name: value for name, value in options.items() if name in self._takes},
+            )
+        self._cache = getattr(out, "past_key_values", None) if "past_key_values" in self._takes else None
+        logits = out.logits[:, -1]
+        if self._copies is not None:
+            logits = logits[torch.from_numpy(self._copies).to(self._device)]
+            self.select(self._copies)
+            self._copies = None
+        return logits
+
+    def read(self, tokens: Tensor) -> None:
+        """One more token per sequence."""
+        new = tokens[:, None].to(self._device)
+        self._ids = torch.cat([self._ids, new], dim=1)
+        self._mask = torch.cat([self._mask, torch.ones_like(new)], dim=1)
+        self._new = new if self._cache is not None else self._ids
+
+    def select(self, rows: np.ndarray) -> None:
+        """Go on with the sequences of these rows; a row may come twice, or not at all."""
+        index = torch.from_numpy(rows).to(self._device)
+        self._ids, self._mask = self._ids[index], self._mask[index]
+        if self._cache is not None:
+            self._cache.batch_select_indices(index)
+
+
+def left_padded(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor]:
+    """(n, longest) ids and attention mask of sequences that end together."""
+    longest = max(map(len, rows))
+    ids = [[filler] * (longest - len(row)) + list(row) for row in rows]
+    mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+def draw_ids(logits: Tensor, uniforms: Tensor, temperature: float = 1.0) -> Tensor:
+    """(n,) ids from softmax(logits / temperature), each by two uniforms (n, 2): a run of ids, then an id of that run.
+
+    Many times faster than `torch.multinomial`, which takes an exponential variable for every id.
+    """
+    parts = zip(logits.split(_ROWS), uniforms.split(_ROWS), strict=True)
+    return torch.cat([_drawn(*part, temperature) for part in parts])
+
+
+def _drawn(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
+    weights = logits.float()
+    weights = (weights - weights.amax(dim=1, keepdim=True)).div_(temperature).exp_()
+    weights = torch.nn.functional.pad(weights, (0, -weights.shape[1] % _RUN)).view(len(weights), -1, _RUN)
+    run = _inverse_cdf(weights.sum(dim=2), uniforms[:, 0])
+    return run * _RUN + _inverse_cdf(weights[torch.arange(len(run)), run], uniforms[:, 1])
+
+
+def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The first index of each row whose cumulative weight exceeds that share of the whole: never one of weight zero."""
+    cumulative = weights.double().cumsum(dim=1)
+    return torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
 
 
 def open_llm(name: str | Path, precision: Precision = "auto") -> LLM:
