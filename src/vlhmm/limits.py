@@ -10,6 +10,7 @@ from vlhmm.errors import ConfigError
 MAX_DIGITS = 15
 MAX_STATES = 1 << 24  # hidden states, blocks, states per word
 MAX_COUNT = 10**9  # samples, words shown, streams, tokens: what a request may ask for in a single number
+MAX_NEW_TOKENS = 100_000  # of a text that a language model writes: the levels of a lookahead table
 MAX_THREADS = 1024  # more than that ends some systems' processes
 MAX_SEED = (1 << 31) - 1
 MAX_BYTES = 1 << 50

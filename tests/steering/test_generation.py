@@ -14,7 +14,7 @@ from steering.random_llm import save_llm
 from steering.steering_models import PIECES, random_hmm, steering_hmm, text_probabilities
 from steering.test_logits_processor import agree, conditional
 from steering.test_lookahead import CASES
-from vlhmm.errors import ConfigError, QueryError
+from vlhmm.errors import ConfigError, VlhmmError
 from vlhmm.steering import text_constraint as tc
 from vlhmm.steering.generation import generate, guide_for
 from vlhmm.steering.hmm import SteeringHMM
@@ -150,20 +150,25 @@ def test_tables_and_automata_are_kept_with_the_model(llama):
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"n": 0}, "n is 0"),
+        ({"n": 0}, "n=0"),
         ({"mode": "fast"}, "sample, greedy or beam"),
-        ({"weight": -1.0}, "weight is -1"),
-        ({"temperature": 0.0}, "above 0"),
+        ({"weight": -1.0}, "weight=-1"),
+        ({"weight": 1e308}, "weight=1e"),
+        ({"temperature": 0.0}, "temperature=0"),
+        ({"temperature": 1e-300}, "temperature=1e-300"),
+        ({"particles": 10**8}, "100,000,000 sequences at once take"),
+        ({"mode": "beam", "num_beams": 10**8}, "100,000,000 sequences at once take"),
         ({"mode": "greedy", "particles": 2}, "need mode sample"),
         ({"mode": "beam", "n": 9}, "raise num_beams"),
         ({"max_new_tokens": 2}, "at least 3 tokens with the end token, max_new_tokens is 2"),
-        ({"max_new_tokens": 0}, "expected at least 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"max_new_tokens": 10**9}, "max_new_tokens=1000000000"),
     ],
 )
 def test_refusals_before_anything_is_generated(how, said):
     model = random_hmm(2, 3)
     llm, hmm = ToyLLM(model), steering_hmm(model)
-    with pytest.raises(QueryError, match=said) as refused:
+    with pytest.raises(VlhmmError, match=said) as refused:
         generate(llm, toy_tokenizer(hmm), hmm, "a", tc.choice("aa"), **how)
     assert "\n" not in str(refused.value) and llm.calls == 0
 

@@ -94,7 +94,7 @@ def test_a_checkpoint_of_ctrl_g(folder, capsys):
         (["--prompt", "x", "--must-include", "a,,b"], "run", "empty word"),
         (["--prompt", "x", "--words", "9-", "--max-new-tokens", "5"], "run", "at least 10 tokens with the end token, max_new_tokens is 5"),
         (["--prompt", "x", "--prefix", "a", "--choice", "b"], "run", "exclude each other"),
-        (["--prompt", "x", "--max-new-tokens", "0"], "run", "expected at least 1"),
+        (["--prompt", "x", "--max-new-tokens", "0"], "run", "from 1 to 100,000"),
         (["--prompt", "x", "--temperature", "0"], "run", "above 0"),
         (["--prompt", "x", "--template", "no place"], "run", "has no {prompt}"),
         (["--prompt", "x", "--words", "1-12", "--memory", "10k"], "run", "raise memory"),

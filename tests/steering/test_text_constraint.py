@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("outlines_core")
 
 from vlhmm.errors import QueryError
+from vlhmm.steering import byte_automaton
 from vlhmm.steering import text_constraint as tc
 from vlhmm.steering.token_automaton import token_automaton
 
@@ -89,7 +91,7 @@ def test_json_schema():
         (lambda: tc.regex("(a"), "cannot compile"),
         (lambda: tc.regex(r"\bab"), "must_include for whole words"),
         (lambda: tc.must_include(), "at least one word"),
-        (lambda: tc.must_include(""), "not empty"),
+        (lambda: tc.must_include(""), "is empty"),
         (lambda: tc.words(3, 2), "low <= high"),
         (lambda: tc.json_schema("{"), "JSON schema"),
         (lambda: tc.must_include("abcd", "bcda", "cdab", max_states=50), r"automaton of \d+ states, the limit is 50"),
@@ -124,3 +126,21 @@ def test_named_constraints_are_combined():
     assert [text for text in TEXTS if others.accepts(text)] == ["ab."]
     assert tc.constraint(json_schema={"type": "boolean"}).accepts("true")
     assert all(tc.constraint().accepts(text) for text in TEXTS)
+
+
+@pytest.mark.parametrize("pattern", ["a{1000000000}", "(.*a){50}.{50}"])
+def test_a_pattern_that_explodes_is_refused_and_ends_nothing(pattern, monkeypatch):
+    monkeypatch.setattr(byte_automaton, "COMPILE_SECONDS", 2)
+    with pytest.raises(QueryError, match="too large"):
+        tc.regex(pattern)
+    with pytest.raises(QueryError, match="too large"):
+        tc.json_schema({"type": "string", "pattern": pattern})
+
+
+def test_long_phrases_take_seconds_and_longer_ones_are_refused():
+    began = time.monotonic()
+    assert tc.must_include("a" * 1000).automaton.num_states > 1000
+    for make in (lambda: tc.must_include("a" * 5000), lambda: tc.words(1, 10**9), lambda: tc.words(10**6)):
+        with pytest.raises(QueryError, match="states, the limit is"):
+            make()
+    assert time.monotonic() - began < 8

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from toy import toy_lines
-from vlhmm.cli.main import main
+from vlhmm.cli.main import build_parser, main
 from vlhmm.constraints import dfa
 from vlhmm.constraints.constraint import Contains, compile_constraint, length, must_contain, must_not, regex
 from vlhmm.data.vocabulary import Vocabulary
@@ -53,18 +53,33 @@ def refused(capsys, *arguments) -> str:
     ["infill -n", "infill --threads", "infill --seed", "infill --memory", "infill --top-k", "infill --length", "sample -n",
      "sample --max-tokens", "sample --top-k", "decode -k", "information --words", "information --streams",
      "verify --texts", "evaluate --streams", "surprisal --worst", "train --states", "train --time-limit",
-     "train --max-vocab", "cluster --blocks", "cluster --seed", "inspect --top"],
+     "train --max-vocab", "cluster --blocks", "cluster --seed", "inspect --top", "serve --max-prompt-tokens",
+     "serve --max-seconds", "steer -n", "steer --max-new-tokens", "steer --temperature", "steer --weight", "steer --particles",
+     "steer --beams", "steer --batch", "distill --tokens", "distill --max-new-tokens", "distill --batch"],
 )  # fmt: skip
 def test_numbers_out_of_range_are_refused(run, capsys, option, value):
     verb, name = option.split()
     rest = {
         "infill": [run, "a [MASK]"], "sample": [run], "decode": [run], "information": [run, "entropy"], "verify": [run],
         "evaluate": [run, "x.txt"], "surprisal": [run], "inspect": [run], "cluster": ["x.txt"],
-        "train": ["x.txt", "--valid", "x.txt", "--out", "x"],
+        "train": ["x.txt", "--valid", "x.txt", "--out", "x"], "serve": [run], "steer": [run, "--llm", "x", "--prompt", "x"],
+        "distill": ["x", "--prompts", "x.txt", "--out", "x"],
     }[verb]  # fmt: skip
     if name == "--memory" and value == "1e400":
         value = "9" * 400
     assert name in refused(capsys, verb, *rest, f"{name}={value}") or name in ("--states",)
+
+
+def test_every_number_on_a_command_line_has_a_range():
+    verbs = next(action.choices for action in build_parser(everything=True)._actions if action.dest == "verb")
+    bare = [(verb, action.dest) for verb, parser in verbs.items() for action in parser._actions if action.type in (int, float)]
+    assert bare == []
+
+
+@pytest.mark.parametrize("words", ["9" * 5000, "1-" + "9" * 5000, "\u0663", "9-1", "-", "1-2-3", "1000000000-"])
+def test_numbers_of_words_out_of_range_are_refused(run, capsys, words):
+    pytest.importorskip("outlines_core")
+    refused(capsys, "steer", run, "--llm", "x", "--prompt", "x", f"--words={words}")
 
 
 @pytest.mark.parametrize("value", ["1e-400", "nan", "inf", "-1", "x", "0"])

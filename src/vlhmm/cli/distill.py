@@ -17,7 +17,7 @@ from vlhmm.cli.common import (
     verb_parser,
 )
 from vlhmm.cli.numbers import count, duration, real, tokens
-from vlhmm.limits import MAX_STATES
+from vlhmm.limits import MAX_NEW_TOKENS, MAX_STATES
 
 EPILOG = """\
 LLM is a folder made by save_pretrained, a .gguf file, or a name on the Hugging Face hub. pip install 'vlhmm[llm]'
@@ -51,9 +51,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     drawing.add_argument("--tokens", type=tokens, default=1_000_000, metavar="N", help="number of tokens to draw (default: 1M)")
     drawing.add_argument("--temperature", type=real(1e-6, 1e6), default=1.0, metavar="T", help="sampling temperature (default: 1)")
     drawing.add_argument(
-        "--max-new-tokens", type=count(1), default=40, metavar="N", help="largest number of tokens per sample (default: 40)"
+        "--max-new-tokens", type=count(1, MAX_NEW_TOKENS), default=40, metavar="N", help="largest number of tokens per sample (default: 40)"
     )
-    drawing.add_argument("--batch", type=count(1), default=256, metavar="N", help="samples drawn in parallel (default: 256)")
+    drawing.add_argument("--batch", type=count(1, 100_000), default=256, metavar="N", help="samples drawn in parallel (default: 256)")
     drawing.add_argument(
         "--template", metavar="TEXT", help="prompt template with {prompt} (default: the model's chat template, or the prompt alone)"
     )

@@ -27,7 +27,7 @@ def real(low: float, high: float) -> Callable[[str], float]:
 
     def read(text: str) -> float:
         try:
-            value = float(text)
+            value = float(text) if text.isascii() else math.nan
         except ValueError:
             value = math.nan
         if not low <= value <= high:  # which what is no number fails too

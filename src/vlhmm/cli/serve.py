@@ -63,7 +63,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--max-seconds", type=real(0, 1e8), default=60.0, metavar="S", help="seconds per request (default: 60)")
     group.add_argument(
-        "--max-prompt-tokens", type=int, default=65_536, metavar="N", help="tokens per prompt (default: 65,536)"
+        "--max-prompt-tokens", type=count(1), default=65_536, metavar="N", help="tokens per prompt (default: 65,536)"
     )
     group.add_argument(
         "--grace", type=count(0, 86_400), default=10, metavar="S", help="seconds to finish requests after SIGTERM (default: 10)"

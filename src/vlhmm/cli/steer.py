@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from vlhmm.cli.common import add_format, add_machine_options, log_to, setup, token_progress, verb_parser
+from vlhmm.cli.numbers import count, real
 from vlhmm.errors import ConfigError, DataError
+from vlhmm.limits import MAX_NEW_TOKENS, shortened, whole_number
 
 EPILOG = """\
 RUN is an HMM over the language model's tokens: a run of vlhmm distill, or a folder of Ctrl-G or TRACE. LLM is a folder
@@ -39,9 +41,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--llm", metavar="LLM", required=True, help="language model")
     parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="prompt; repeatable")
     parser.add_argument("--prompts", metavar="FILE", help="prompts, one per line")
-    parser.add_argument("-n", type=int, default=1, metavar="N", help="number of texts per prompt (default: 1)")
+    parser.add_argument("-n", type=count(1, 1_000_000), default=1, metavar="N", help="number of texts per prompt (default: 1)")
     parser.add_argument(
-        "--max-new-tokens", type=int, default=32, metavar="N", help="token budget, the end token included (default: 32)"
+        "--max-new-tokens", type=count(1, MAX_NEW_TOKENS), default=32, metavar="N", help="token budget, the end token included (default: 32)"
     )
     group = parser.add_argument_group("constraints on the text (all of them hold)")
     group.add_argument(
@@ -58,13 +60,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     group.add_argument("--sentence-end", action="store_true", help="the text ends with . ! or ?")
     drawing = parser.add_argument_group("generation")
     drawing.add_argument("--mode", choices=("sample", "greedy", "beam"), default="sample", help="how to choose tokens (default: sample)")
-    drawing.add_argument("--temperature", type=float, default=1.0, metavar="T", help="sampling temperature (default: 1)")
-    drawing.add_argument("--weight", type=float, default=1.0, metavar="W", help="weight of the HMM (default: 1); 0 only masks impossible tokens")
+    drawing.add_argument("--temperature", type=real(1e-6, 1e6), default=1.0, metavar="T", help="sampling temperature (default: 1)")
+    drawing.add_argument("--weight", type=real(0, 1e6), default=1.0, metavar="W", help="weight of the HMM (default: 1); 0 only masks impossible tokens")
     drawing.add_argument(
-        "--particles", type=int, default=1, metavar="N", help="sequences per text, resampled by weight (default: 1)"
+        "--particles", type=count(1, 100_000), default=1, metavar="N", help="sequences per text, resampled by weight (default: 1)"
     )
-    drawing.add_argument("--beams", type=int, default=8, metavar="N", help="beam width, for --mode beam (default: 8)")
-    drawing.add_argument("--batch", type=int, default=16, metavar="N", help="sequences generated in parallel (default: 16)")
+    drawing.add_argument("--beams", type=count(1, 10_000), default=8, metavar="N", help="beam width, for --mode beam (default: 8)")
+    drawing.add_argument("--batch", type=count(1, 100_000), default=16, metavar="N", help="sequences generated in parallel (default: 16)")
     drawing.add_argument("--template", metavar="TEXT", help="prompt template with {prompt} (default: the model's chat template)")
     drawing.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto", help="number format of the language model")
     drawing.add_argument("--read-prompt", action="store_true", help="let the HMM read the prompt too, if it was trained on whole texts")
@@ -167,9 +169,10 @@ def _items(given: str, option: str) -> list[str]:
 
 def _range(text: str) -> tuple[int, int | None]:
     low, dash, high = text.partition("-")
-    if not low.isdecimal() or (high and not high.isdecimal()):
-        raise ConfigError(f"--words {text}: expected a number, A-B or A-")
-    return int(low), (int(high) if high else None) if dash else int(low)
+    if not low or "-" in high:
+        raise ConfigError(f"--words {shortened(text)}: expected a number, A-B or A-")
+    least = whole_number(low, "--words")
+    return least, (whole_number(high, "--words") if high else None) if dash else least
 
 
 def _schema(given: str | None) -> str | None:
@@ -202,8 +205,6 @@ def check_budget(model: Any, constraint: Any, max_new_tokens: int) -> None:
     from vlhmm.errors import QueryError
     from vlhmm.steering.token_automaton import token_automaton
 
-    if max_new_tokens < 1:
-        raise QueryError(f"--max-new-tokens is {max_new_tokens}, expected at least 1")
     if constraint.automaton.empty:
         raise QueryError(f"no text meets {constraint.description}: its parts exclude each other; relax it")
     vocabulary = getattr(model, "vocabulary", None)

@@ -4,20 +4,25 @@ Input:  regular expressions (compiled by `outlines-core`), other automata.
 Output: `ByteAutomaton`, minimal, without its dead state: -1 stands for "cannot be accepted any more".
 """
 
+import importlib.util
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from vlhmm.errors import ConfigError, QueryError
+from vlhmm.limits import shortened
+from vlhmm.steering import compile_regex
+from vlhmm.steering.compile_regex import MARK, compiled
 
 MAX_STATES = 2048  # of a whole constraint, after minimization
 _EXPLORE_FACTOR = 64  # intermediate products may be this many times larger before the count stops
 DEAD = -1
-# outlines-core leaves out the moves from an accepting state into the middle of a character. With a private
-# character behind the pattern, no state within the text is accepting; those from which it is accepted are. Texts may
-# not have characters of its plane, U+100000 and above, which Unicode assigns to nothing.
-_MARK = "\U0010ffff"
+COMPILE_SECONDS = 10  # of processor, and
+COMPILE_MEMORY = 1 << 30  # bytes, for a user's regular expression
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,45 +51,53 @@ class ByteAutomaton:
         return bool(self.accept[state])
 
 
-def from_regex(pattern: str) -> ByteAutomaton:
-    """Compile a regular expression that must match the whole text. No look-around, no back-references."""
-    vocabulary, index_class = _byte_vocabulary()
+def from_regex(pattern: str, ours: bool = True) -> ByteAutomaton:
+    """Compile a regular expression that must match the whole text. No look-around, no back-references.
+
+    A pattern that is not `ours` but a user's is compiled in a process of its own, which ends when it takes too much.
+    """
+    if importlib.util.find_spec("outlines_core") is None:
+        raise ConfigError("constraints on text need outlines-core: pip install 'vlhmm[llm]'")
     try:
-        index_class(pattern, vocabulary)  # alone first: the mark must not complete a broken pattern
-        index = index_class(f"(?:{pattern}){_MARK}", vocabulary)
+        rows = np.array(compiled(pattern)) if ours else _compiled_apart(pattern)
     except ValueError as error:
         reason = " ".join(str(error).split())
         if "no way to reach" in reason.lower() or "doesn't have a way" in reason.lower():
             return ByteAutomaton(np.full((1, 256), DEAD, dtype=np.int32), np.zeros(1, dtype=bool))
         raise QueryError(
-            f"cannot compile the regular expression {pattern[:80]!r}: {reason[:120]}; "
+            f"cannot compile the regular expression {shortened(pattern, 80)}: {reason[:120]}; "
             "look-around, back-references and Unicode \\b are not regular: use must_include for whole words"
         ) from None
-    transitions, finals = index.get_transitions(), set(index.get_final_states())
-    initial = index.get_initial_state()
-    names = [initial, *sorted((set(transitions) | finals) - {initial})]
-    number = {name: i for i, name in enumerate(names)}
-    delta = np.full((len(names), 256), DEAD, dtype=np.int32)
-    for name, moves in transitions.items():
-        for byte, following in moves.items():
-            if byte < 256:
-                delta[number[name], byte] = number[following]
+    rows = rows.reshape(-1, 2 + 256)
+    names, final, following = rows[:, 0], rows[:, 1].astype(bool), rows[:, 2:]
+    order = np.argsort(names)
+    places = order[np.searchsorted(names, following, sorter=order)]
+    delta = np.where(following == DEAD, DEAD, places).astype(np.int32)
     ended = np.arange(len(names))
-    for byte in _MARK.encode():
+    for byte in MARK.encode():
         ended = np.where(ended == DEAD, DEAD, delta[ended, byte])
-    final = np.array([name in finals for name in names])
-    delta[:, _MARK.encode()[0]] = DEAD
+    delta[:, MARK.encode()[0]] = DEAD
     return minimal(ByteAutomaton(delta, (ended != DEAD) & final[ended]))
 
 
-@cache
-def _byte_vocabulary():  # type: ignore[no-untyped-def]
-    """A vocabulary of the 256 single bytes, and the compiler: automata over bytes come out."""
+def _compiled_apart(pattern: str) -> np.ndarray:
+    """The pattern compiled by a process of its own; a QueryError if that takes too much time, memory or states."""
+    allowed = [str(each) for each in (COMPILE_MEMORY, COMPILE_SECONDS, MAX_STATES * _EXPLORE_FACTOR)]
+    command = [sys.executable, "-P", str(Path(compile_regex.__file__)), *allowed]
     try:
-        from outlines_core import Index, Vocabulary
-    except ImportError:
-        raise ConfigError("constraints on text need outlines-core: pip install 'vlhmm[llm]'") from None
-    return Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)}), Index
+        ended = subprocess.run(command, input=pattern.encode(), capture_output=True, timeout=2 * COMPILE_SECONDS)
+    except subprocess.TimeoutExpired:
+        code, reason, rows = None, "", b""
+    else:
+        code, reason, rows = ended.returncode, ended.stderr.decode(errors="replace"), ended.stdout
+    if code == compile_regex.WRONG:
+        raise ValueError(reason)
+    if code != 0:
+        raise QueryError(
+            f"the regular expression {shortened(pattern, 80)} is too large: compiling it takes more than {COMPILE_SECONDS} s, "
+            f"{COMPILE_MEMORY >> 20:,} MiB or {MAX_STATES * _EXPLORE_FACTOR:,} states; shorten its repetitions"
+        )
+    return np.frombuffer(rows, dtype=np.int64)
 
 
 @cache
@@ -155,8 +168,13 @@ def _product(left: ByteAutomaton, right: ByteAutomaton, both: bool, max_states: 
 
 def check_size(automaton: ByteAutomaton, max_states: int) -> None:
     """Refuse an automaton above the limit of states."""
-    if automaton.num_states > max_states:
-        raise QueryError(_too_large(f"{automaton.num_states:,}", max_states))
+    check_count(automaton.num_states, max_states)
+
+
+def check_count(num_states: int, max_states: int) -> None:
+    """Refuse so many states, or what is known to need them, above the limit."""
+    if num_states > max_states:
+        raise QueryError(_too_large(f"{num_states:,}", max_states))
 
 
 def _too_large(size: str, max_states: int) -> str:
@@ -164,6 +182,25 @@ def _too_large(size: str, max_states: int) -> str:
         f"the constraint needs an automaton of {size} states, the limit is {max_states:,}; "
         "name fewer words, shorten repetitions and ranges, or raise max_states"
     )
+
+
+def equivalent(first: np.ndarray, moves: np.ndarray) -> np.ndarray:
+    """The coarsest partition of states within that of `first` whose blocks move to equal blocks: (Q,) numbers (Moore).
+
+    A chain of n states takes n rounds, so rounds compare rows by a 64-bit hash; the result is checked without it.
+    """
+    keys = np.random.default_rng(0).integers(1 << 64, size=2 + moves.shape[1], dtype=np.uint64)
+    block, count, hashed = first, 0, True
+    while True:
+        rows = np.column_stack([first, block, block[moves]])
+        if hashed:
+            rows = (rows.astype(np.uint64) * keys).sum(axis=1)
+        _, block = np.unique(rows, axis=None if hashed else 0, return_inverse=True)
+        block = block.reshape(-1)
+        found = int(block.max()) + 1
+        if found == count and not hashed:
+            return block
+        hashed, count = hashed and found > count, found
 
 
 def minimal(automaton: ByteAutomaton) -> ByteAutomaton:
@@ -174,14 +211,8 @@ def minimal(automaton: ByteAutomaton) -> ByteAutomaton:
     moves = automaton.delta[:, first].astype(np.int64)
     moves = np.vstack([np.where(moves == DEAD, sink, moves), np.full((1, len(first)), sink)])
     accept = np.append(automaton.accept, False)
-    block = accept.astype(np.int64)
-    count = len(np.unique(block))
-    while True:
-        _, block = np.unique(np.column_stack([block, block[moves]]), axis=0, return_inverse=True)
-        block = block.reshape(-1)
-        if block.max() + 1 == count:
-            break
-        count = int(block.max()) + 1
+    block = equivalent(accept.astype(np.int64), moves)
+    count = int(block.max()) + 1
     _, representative = np.unique(block, return_index=True)
     table, final, dead = block[moves[representative]], accept[representative], int(block[sink])
     if block[0] == dead:

@@ -27,6 +27,7 @@ from vlhmm.data.tokenizer import TokenLine, TokenVocabulary, encode_tokens, read
 from vlhmm.errors import ConfigError, DataError
 from vlhmm.evaluation.mixture import component_log_probs, fit_weights, mixture_log_probs
 from vlhmm.evaluation.protocol import LanguageModel
+from vlhmm.limits import MAX_NEW_TOKENS, check_range
 from vlhmm.steering.llm import CachedReader, draw_ids, left_padded
 from vlhmm.training import trainer
 from vlhmm.training.config import RunConfig
@@ -54,12 +55,9 @@ class DrawSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < float("inf"):
-            raise ConfigError(f"temperature {self.temperature} must be above 0, and finite")
-        if self.max_new_tokens < 1 or self.batch < 1:
-            raise ConfigError(
-                f"asked for batches of {self.batch} samples of {self.max_new_tokens} tokens, expected at least 1 of each"
-            )
+        check_range("temperature", self.temperature, 1e-6, 1e6)
+        check_range("max_new_tokens", self.max_new_tokens, 1, MAX_NEW_TOKENS)
+        check_range("batch", self.batch, 1, 100_000)
 
 
 def read_prompts(path: str | Path) -> list[str]:

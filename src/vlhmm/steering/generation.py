@@ -21,6 +21,7 @@ from torch import Tensor
 from vlhmm.data.tokenizer import TokenVocabulary
 from vlhmm.errors import ConfigError, QueryError
 from vlhmm.language_model import HMMLanguageModel
+from vlhmm.limits import MAX_COUNT, check_range
 from vlhmm.steering.guide import Guide
 from vlhmm.steering.hmm import DEFAULT_MEMORY, SteeringHMM
 from vlhmm.steering.llm import LLM, CachedReader, draw_ids
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DEFAULT_BATCH = 16
+_SCORES_AT_ONCE = 8  # float32 numbers per sequence and token that exist at the same time
 _hmm_of_model: "weakref.WeakKeyDictionary[HMMLanguageModel, SteeringHMM]" = weakref.WeakKeyDictionary()
 
 
@@ -80,8 +82,6 @@ def guide_for(
         ConfigError: The model is over words, or over another tokenizer's ids.
     """
     hmm = steering_hmm(model, memory)
-    if max_new_tokens < 1:
-        raise QueryError(f"max_new_tokens is {max_new_tokens}, expected at least 1")
     pieces = _pieces(model, hmm, tokenizer)
     ends = [int(i) for i in ([tokenizer.eos_token_id] if end_ids is None else end_ids) if i is not None]
     automaton = _automaton(hmm, constraint, pieces, [end for end in ends if end < hmm.vocab_size])
@@ -210,6 +210,7 @@ def generate(
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
     heads = [wrapped.prompt_ids(text, template) for text in prompts]
     filler = wrapped.end_ids[0]
+    _check_memory({"sample": max(particles, min(batch, n * len(prompts))), "greedy": 1, "beam": num_beams}[mode], guide, memory)
     run = _Run(wrapped, guide, weight, temperature, read_prompt, filler)
     found: list[tuple[int, list[int], float, float | None]] = []
     if mode == "beam":
@@ -255,18 +256,25 @@ def _check_options(
     n: int, mode: str, weight: float, temperature: float, particles: int, num_beams: int, batch: int
 ) -> None:
     for name, value in (("n", n), ("particles", particles), ("num_beams", num_beams), ("batch", batch)):
-        if value < 1:
-            raise QueryError(f"{name} is {value}, expected at least 1")
+        check_range(name, value, 1, MAX_COUNT)
     if mode not in ("sample", "greedy", "beam"):
         raise QueryError(f"unknown mode {mode!r}, expected sample, greedy or beam")
-    if not 0 <= weight < float("inf"):
-        raise QueryError(f"weight is {weight}, expected a number from 0 on")
-    if not 0 < temperature < float("inf"):
-        raise QueryError(f"temperature is {temperature}, expected a number above 0; mode greedy has none")
+    check_range("weight", weight, 0, 1e6)  # scores are float32
+    check_range("temperature", temperature, 1e-6, 1e6)
     if mode != "sample" and particles > 1:
         raise QueryError(f"{particles} particles need mode sample, got {mode}")
     if mode == "beam" and n > num_beams:
         raise QueryError(f"{n} texts of a search with {num_beams} beams; raise num_beams")
+
+
+def _check_memory(rows: int, guide: Guide, memory: int) -> None:
+    """Refuse more sequences at once than the memory budget has scores for."""
+    needed = rows * guide.hmm.vocab_size * 4 * _SCORES_AT_ONCE
+    if needed > memory:
+        raise QueryError(
+            f"{rows:,} sequences at once take {needed / 1e9:.1f} GB for the scores of their next tokens, the budget is "
+            f"{memory / 1e9:.1f} GB; take fewer particles or beams, a smaller batch, or more memory"
+        )
 
 
 class _Run:

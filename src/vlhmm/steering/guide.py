@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlhmm.errors import QueryError
 from vlhmm.inference.numba_backend import kernel, parallel
+from vlhmm.limits import MAX_NEW_TOKENS, check_range
 from vlhmm.steering.hmm import SteeringHMM
 from vlhmm.steering.lookahead import Progress, lookahead_table
 from vlhmm.steering.token_automaton import DEAD, TokenAutomaton
@@ -47,13 +47,13 @@ class Guide:
 
     Raises:
         QueryError: No text of so many tokens meets the constraint, or the table exceeds the memory budget.
+        ConfigError: `max_new_tokens` is out of range.
     """
 
     def __init__(
         self, hmm: SteeringHMM, automaton: TokenAutomaton, max_new_tokens: int, progress: Progress | None = None
     ) -> None:
-        if max_new_tokens < 1:
-            raise QueryError(f"max_new_tokens is {max_new_tokens}, expected at least 1")
+        check_range("max_new_tokens", max_new_tokens, 1, MAX_NEW_TOKENS)
         automaton.check_budget(max_new_tokens)
         self.hmm, self.automaton, self.max_new_tokens = hmm, automaton, max_new_tokens
         self.table = lookahead_table(hmm, automaton, max_new_tokens, progress)

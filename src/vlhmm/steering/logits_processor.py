@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlhmm.errors import QueryError
+from vlhmm.limits import check_range
 from vlhmm.steering.guide import Guide, GuideState
 
 
@@ -36,8 +36,7 @@ class HMMLogitsProcessor:
     def __init__(
         self, guide: Guide, weight: float = 1.0, read_prompt: bool = False, pad_token_id: int | None = None
     ) -> None:
-        if not 0 <= weight < float("inf"):
-            raise QueryError(f"weight is {weight}, expected a number from 0 on")
+        check_range("weight", weight, 0, 1e6)
         self.guide, self.weight = guide, weight
         self.read_prompt, self.pad_token_id = read_prompt, pad_token_id
         self.reset()

@@ -70,7 +70,7 @@ def anything() -> TextConstraint:
 
 def regex(pattern: str, max_states: int = MAX_STATES) -> TextConstraint:
     """The whole text matches the pattern (Rust syntax; `.` does not match a newline unless (?s) is set)."""
-    return TextConstraint(f"regex({pattern!r})", byte_automaton.from_regex(pattern), max_states)
+    return TextConstraint(f"regex({pattern!r})", byte_automaton.from_regex(pattern, ours=False), max_states)
 
 
 def choice(*options: str) -> TextConstraint:
@@ -90,7 +90,7 @@ def json_schema(schema: str | dict[str, object], max_states: int = MAX_STATES) -
         pattern = build_regex_from_schema(source)
     except (ValueError, TypeError) as error:
         raise QueryError(f"cannot use the JSON schema: {' '.join(str(error).split())[:160]}") from None
-    return TextConstraint("json_schema(...)", byte_automaton.from_regex(pattern), max_states)
+    return TextConstraint("json_schema(...)", byte_automaton.from_regex(pattern, ours=False), max_states)
 
 
 def must_include(*items: str | Sequence[str], any_case: bool = False, max_states: int = MAX_STATES) -> TextConstraint:
@@ -121,6 +121,7 @@ def words(low: int, high: int | None = None) -> TextConstraint:
     """The text has `low` to `high` words: runs of characters between white space. None: no upper limit."""
     if low < 0 or (high is not None and high < low):
         raise QueryError(f"words({low}, {high}): expected 0 <= low <= high")
+    byte_automaton.check_count(8 * max(low, high or 0), MAX_STATES)  # with those within characters of several bytes
     space, other = f"[{_SPACE}]", f"[^{_SPACE}]"
     more = "" if high is None else str(high - 1)
     if high == 0:
@@ -212,7 +213,8 @@ def escape(text: str) -> str:
 
 def _check_texts(name: str, texts: Sequence[str]) -> None:
     if not texts or not all(texts):
-        raise QueryError(f"{name} needs texts that are not empty, got {list(texts)!r}")
+        raise QueryError(f"{name}: a text is empty, expected words or phrases")
+    byte_automaton.check_count(max(len(text.encode()) for text in texts), MAX_STATES)  # every byte takes a state
 
 
 def _alternatives(texts: Sequence[str]) -> str:
@@ -226,7 +228,7 @@ def _any_case(text: str) -> str:
 
 def _including(texts: Sequence[str], any_case: bool) -> ByteAutomaton:
     """(.*[^word])? text ([^word].*)?; a side whose own character is no word character needs no boundary."""
-    _check_texts("must_include and must_not", texts)
+    _check_texts("must_include or must_not", texts)
     parts = []
     for text in texts:
         before = f"(.*[^{_WORD}])?" if _is_word(text[0]) else ".*"

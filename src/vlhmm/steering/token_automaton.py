@@ -16,7 +16,7 @@ import numba
 import numpy as np
 
 from vlhmm.errors import ConfigError, QueryError
-from vlhmm.steering.byte_automaton import DEAD, ByteAutomaton
+from vlhmm.steering.byte_automaton import DEAD, ByteAutomaton, equivalent
 
 
 class Tokenizer(Protocol):
@@ -122,27 +122,23 @@ def _trimmed(automaton: TokenAutomaton) -> TokenAutomaton:
     """Only states that tokens reach and that can still end; equal rows (Moore) merged, classes made anew."""
     alive = automaton.distance < 1 << 40
     delta = np.where((automaton.delta >= 0) & alive[automaton.delta], automaton.delta, DEAD)
-    block = np.zeros(automaton.num_states, dtype=np.int64)
-    block[automaton.final] = 1
-    count = 2
-    while True:
-        following = np.where(delta >= 0, block[delta], DEAD)
-        _, block = np.unique(np.column_stack([block, following]), axis=0, return_inverse=True)
-        block = block.reshape(-1)
-        if int(block.max()) + 1 == count:
-            break
-        count = int(block.max()) + 1
+    sink = automaton.num_states
+    moves = np.vstack([np.where(delta >= 0, delta, sink), np.full((1, delta.shape[1]), sink)])
+    kind = np.zeros(sink + 1, dtype=np.int64)
+    kind[[automaton.final, sink]] = 1, 2
+    block = equivalent(kind, moves)
+    dead = int(block[sink])
     _, representative = np.unique(block, return_index=True)
-    table = np.where(delta[representative] >= 0, block[delta[representative]], DEAD)
+    table = block[moves[representative]]
     order, seen = [int(block[0])], {int(block[0])}
     for state in order:
         for following_state in np.unique(table[state]).tolist():
-            if following_state != DEAD and following_state not in seen:
+            if following_state != dead and following_state not in seen:
                 seen.add(following_state)
                 order.append(following_state)
     final = int(block[automaton.final])
     order = [state for state in order if state != final] + [final]
-    number = np.full(count + 1, DEAD, dtype=np.int32)  # the last entry is the state -1
+    number = np.full(len(representative), DEAD, dtype=np.int32)
     number[order] = np.arange(len(order))
     columns, class_of_class = np.unique(number[table[order]], axis=1, return_inverse=True)
     merged = class_of_class.reshape(-1)[automaton.class_of_token].astype(np.int32)

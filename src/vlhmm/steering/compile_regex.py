@@ -1,0 +1,72 @@
+"""Compile a regular expression with outlines-core; as a program, in a process of its own with little time and memory.
+
+A pattern of twenty characters may need more of both than there is, and the compiler then ends its process.
+
+Input:  the pattern on standard input; bytes of memory, seconds and states allowed as arguments.
+Output: `compiled` as int64 numbers on standard output. Exit code 2: the pattern is wrong, standard error says why.
+        Exit code 3: it has too many states.
+"""
+
+import sys
+from array import array
+from functools import cache
+
+# outlines-core leaves out the moves from an accepting state into the middle of a character. With a private
+# character behind the pattern, no state within the text is accepting; those from which it is accepted are. Texts may
+# not have characters of its plane, U+100000 and above, which Unicode assigns to nothing.
+MARK = "\U0010ffff"
+WRONG, TOO_LARGE = 2, 3  # exit codes
+
+
+@cache
+def _byte_vocabulary():  # type: ignore[no-untyped-def]
+    """A vocabulary of the 256 single bytes, and the compiler: automata over bytes come out."""
+    from outlines_core import Index, Vocabulary
+
+    return Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)}), Index
+
+
+def compiled(pattern: str) -> "array[int]":
+    """Rows of 258 numbers, the initial state's first: a name, whether it is final, its followers by byte (-1: none).
+
+    Raises:
+        ValueError: The pattern is wrong.
+    """
+    vocabulary, index_class = _byte_vocabulary()
+    index_class(pattern, vocabulary)  # alone first: the mark must not complete a broken pattern
+    index = index_class(f"(?:{pattern}){MARK}", vocabulary)
+    transitions, finals = index.get_transitions(), set(index.get_final_states())
+    initial = index.get_initial_state()
+    rows = array("q")
+    for state in [initial, *sorted((set(transitions) | finals) - {initial})]:
+        moves = transitions.get(state, {})
+        rows.append(state)
+        rows.append(state in finals)
+        rows.extend(moves.get(byte, -1) for byte in range(256))
+    return rows
+
+
+def main() -> int:
+    """Compile the pattern on standard input within the limits."""
+    memory, seconds, max_states = map(int, sys.argv[1:])
+    try:
+        import resource
+    except ImportError:  # no such limits on this system; the caller still ends us in time
+        pass
+    else:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        rows = compiled(sys.stdin.buffer.read().decode())
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return WRONG
+    if len(rows) > 258 * max_states:
+        return TOO_LARGE
+    rows.tofile(sys.stdout.buffer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
