@@ -1,4 +1,4 @@
-"""Very large hidden Markov language models: tens of thousands of states, exact inference, an ordinary machine.
+"""Very large hidden Markov language models: tens of thousands of states, exact inference, on an ordinary machine.
 
     import vlhmm
 

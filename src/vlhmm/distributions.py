@@ -1,10 +1,10 @@
-"""The distributions of a trained HMM, computed once: what scoring and every query read.
+"""The distributions of a trained HMM, computed once, for scoring and all queries.
 
 p(z_1) (S,), p(x | z) as a table (V, K), and the transition matrix A by its factors. A itself, |Z| x |Z|, is never
-held: products with it stream over the rows of a few blocks at a time.
+stored: products with it stream over the rows of a few blocks at a time.
 
-Tables are held in the model's type. Every sum over states is taken in float64, over rows that are normalized in
-float64, so that a float32 model keeps probability mass to 1e-15 per step.
+Tables are stored in the model's type. Every sum over states is computed in float64, over rows that are normalized in
+float64, so that a float32 model preserves probability mass to 1e-15 per step.
 
 The context rule is part of the chain: under "reset" it starts again from p(z_1) after an <eos> (`restarts`).
 """

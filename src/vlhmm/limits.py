@@ -1,4 +1,4 @@
-"""Ranges of the numbers that users and files give, and of what one request may cost. Knows nothing of models.
+"""Ranges of the numbers that users and files give, and limits on the cost of one request.
 
 A number is checked before any work is done with it: text of more than `MAX_DIGITS` digits is refused unread.
 """

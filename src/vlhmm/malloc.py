@@ -1,4 +1,4 @@
-"""The C allocator's settings. This module is the only place that changes them.
+"""Settings of the C allocator. Only this module changes them.
 
 A training step allocates and frees tables of many megabytes. By default glibc returns such memory to the system at once,
 and the kernel zeroes every page again for the next step: measured at a quarter of a step's time. Keeping freed memory in

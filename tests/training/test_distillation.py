@@ -334,7 +334,7 @@ def test_misuse_is_refused(texts, tmp_path):
         train(texts, guided_config(), tmp_path / "run")
     with pytest.raises(ConfigError, match="needs a teacher: --guide RUN"):
         dry_run_module.dry_run(texts, guided_config(), None, "cpu", None)
-    with pytest.raises(ConfigError, match="has no say"):
+    with pytest.raises(ConfigError, match="has no effect unless"):
         train(texts, guided_config("training.guide_weight=0"), tmp_path / "run", teacher=teacher)
     for name in ("guide_text",):
         with pytest.raises(ConfigError, match=f"{name} cannot be used with an extra text"):
@@ -387,4 +387,4 @@ def test_by_command(files, tmp_path, capsys):
     counts = tmp_path / "kn"
     assert main(["baseline", "kn", *given, "--out", str(counts), "--quiet"]) == 0
     assert main([*student, "--guide", str(counts), "--out", str(tmp_path / "b")]) == 2
-    assert "no neural model" in capsys.readouterr().err
+    assert "is not a neural model" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Exactness, shown on the user's own model. Input: a model. Output: the largest deviation of each check.
+"""Checks that the answers of a model are exact. Input: a model. Output: the largest deviation of each check.
 
 Each check compares two ways to one number that share as little as possible: streamed products against
 tiles, messages against writing out every path, one float type against the other.

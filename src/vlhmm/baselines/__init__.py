@@ -1,4 +1,4 @@
-"""The models to compare with, behind the same `LanguageModel` protocol: Kneser-Ney, feed-forward, LSTM."""
+"""Baselines with the same `LanguageModel` protocol: Kneser-Ney, feed-forward, LSTM."""
 
 from vlhmm.baselines.feed_forward import FeedForward
 from vlhmm.baselines.kneser_ney import KneserNey, estimate

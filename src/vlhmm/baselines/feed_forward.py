@@ -1,4 +1,4 @@
-"""The feed-forward 5-gram model: h_t = ReLU(W_h [E(x_{t-4}); ...; E(x_{t-1})]). Knows nothing of training."""
+"""The feed-forward 5-gram model: h_t = ReLU(W_h [E(x_{t-4}); ...; E(x_{t-1})]). Training is in `training.py`."""
 
 import torch
 from torch import Tensor, nn

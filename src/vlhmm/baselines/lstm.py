@@ -1,4 +1,4 @@
-"""The recurrent model: h_t = LSTM(E(x_1), ..., E(x_{t-1})). Knows nothing of training."""
+"""The recurrent model: h_t = LSTM(E(x_1), ..., E(x_{t-1})). Training is in `training.py`."""
 
 from typing import NamedTuple, cast
 

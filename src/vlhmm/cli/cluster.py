@@ -1,4 +1,4 @@
-"""`vlhmm cluster`: a text in, word classes in wcluster's `paths` format out."""
+"""`vlhmm cluster`: cluster the words of a text; write wcluster's `paths` format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlhmm decode`: the hidden states of a text."""
+"""`vlhmm decode`: decode the hidden states of a text."""
 
 from __future__ import annotations
 

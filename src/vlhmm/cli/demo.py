@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(summary))
     else:
         state = "" if result.finished else f" (stopped by the {result.stopped_by}; the same command resumes)"
-        print(f"\n{clock(summary['seconds'])} in all{state}. The models are in {args.out} and {mixture_folder}: try")
+        print(f"\n{clock(summary['seconds'])} in total{state}. The models are in {args.out} and {mixture_folder}. Try")
         print(f'  vlhmm infill {args.out} "{GAP}"\n  vlhmm inspect {args.out} word freedom')
         print(f'  vlhmm next {mixture_folder} "the united"')
     return 0

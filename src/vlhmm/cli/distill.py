@@ -1,4 +1,4 @@
-"""`vlhmm distill`: a language model's samples in, an HMM over its tokens out."""
+"""`vlhmm distill`: train an HMM on samples of a language model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlhmm export`: the model's matrices for other programs."""
+"""`vlhmm export`: write the model's matrices for other programs."""
 
 from __future__ import annotations
 

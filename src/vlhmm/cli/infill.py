@@ -1,4 +1,4 @@
-"""`vlhmm infill`: gaps filled given both sides, exactly."""
+"""`vlhmm infill`: fill gaps given both sides, exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlhmm sample`: texts drawn from the model, exactly."""
+"""`vlhmm sample`: draw texts from the model, exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlhmm score`: log-probability per sentence or per token, a line at a time."""
+"""`vlhmm score`: log-probability per sentence or per token, line by line."""
 
 from __future__ import annotations
 

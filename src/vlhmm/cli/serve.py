@@ -1,4 +1,4 @@
-"""`vlhmm serve`: one model over HTTP, for programs."""
+"""`vlhmm serve`: serve one model over HTTP."""
 
 from __future__ import annotations
 

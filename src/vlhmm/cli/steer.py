@@ -1,4 +1,4 @@
-"""`vlhmm steer`: texts of a language model that meet hard constraints, led by an HMM."""
+"""`vlhmm steer`: generate text with a language model under hard constraints, guided by an HMM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vlhmm surprisal`: the words of a text that the model expects least, given both sides."""
+"""`vlhmm surprisal`: list the words of a text that the model expects least, given both sides."""
 
 from __future__ import annotations
 

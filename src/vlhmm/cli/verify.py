@@ -1,4 +1,4 @@
-"""`vlhmm verify`: exactness, shown on the user's own model."""
+"""`vlhmm verify`: check that the answers of a trained model are exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text -> integers. `vlhmm.data.batches` (integers -> tensors) is imported apart, as it needs torch."""
+"""Text -> integers. `vlhmm.data.batches` (integers -> tensors) is imported separately, as it needs torch."""
 
 from vlhmm.data.corpora import CORPORA, Corpus, corpus_path, load_corpus, load_texts
 from vlhmm.data.sotu import tokenize

@@ -1,4 +1,4 @@
-"""What is read from files, checked in one place: JSON objects by key, type and range; tensors by name, shape and dtype.
+"""Checks of everything that is read from files: JSON objects by key, type and range; tensors by name, shape and dtype.
 
 Every reader of a run folder goes through these. Errors are `CheckpointError`s that name the file and the remedy.
 """

@@ -1,4 +1,4 @@
-"""The manifest of a run folder: a checksum of every file that makes the model, checked when the model is loaded.
+"""The manifest of a run folder: a checksum of every file of the model, checked when the model is loaded.
 
 `manifest.json` lists, for each file, the contents it may have. That is one content at rest. While a file is being
 replaced it is two, the old and the new one, so that a kill at any moment leaves a folder whose files all match:

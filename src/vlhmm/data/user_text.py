@@ -1,4 +1,4 @@
-"""A user's words -> ids. Input: a string or a sequence of words. Output: `Words`, with what was not known."""
+"""A user's words -> ids. Input: a string or a sequence of words. Output: `Words`; unknown words have the id of <unk>."""
 
 import difflib
 from collections.abc import Sequence

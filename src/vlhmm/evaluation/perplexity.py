@@ -1,4 +1,4 @@
-"""LanguageModel + text -> numbers: the only place that writes exp(-x / n)."""
+"""Perplexity of a text under any `LanguageModel`."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What every language model here can do: score tokens left to right, with a carried state."""
+"""The protocol of all language models: score tokens left to right, with a carried state."""
 
 from typing import Any, Protocol, runtime_checkable
 

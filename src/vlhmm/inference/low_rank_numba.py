@@ -1,4 +1,4 @@
-"""The compiled form of `channels` for CPUs; see `kernels` for threads, order of sums and what the compiler may do."""
+"""The compiled form of `low_rank_torch` for CPUs; see `numba_backend` for threads, order of sums and compiler flags."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""The compiled form of `scaled` for CPUs: the same recursions as numba kernels on rows of a batch.
+"""The compiled form of `torch_backend` for CPUs: the same recursions as numba kernels on rows of a batch.
 
 A kernel works on a range of rows (or tiles, or words) without the interpreter lock; `parallel`
 hands the ranges to one small pool of Python threads, which sleep when idle and so never spin

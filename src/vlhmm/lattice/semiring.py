@@ -1,4 +1,4 @@
-"""The two ways to walk a chain: sum over everything hidden, or keep the best. Both in probabilities, row by
+"""Two semirings for the recursions: sum over hidden variables, or maximize. Both in probabilities, row by
 row scaled.
 
 Input:  a `HMMDistributions`. Output: `SumProduct` or `MaxProduct`, with the same methods.

@@ -1,4 +1,4 @@
-"""A text with gaps -> what has to be computed, before anything is. Input: items and an automaton. Output:
+"""A text with gaps -> a plan of the messages to compute. Input: items and an automaton. Output:
 `InfillTemplate`.
 
 A gap of `low` to `high` words is walked by how many words *remain* in it: the message "r more words here,

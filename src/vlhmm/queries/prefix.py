@@ -1,7 +1,7 @@
-"""The reader's position in a text as a value. Input: a model and words. Output: `Prefix`, which can be kept,
-compared, hashed, copied by assignment and written down.
+"""The position in a text as an immutable value. Input: a model and words. Output: `Prefix`, which can be stored,
+compared, hashed and serialized.
 
-After an <eos> under the rule "reset" nothing of the past matters: such a state has no block and no alpha.
+After an <eos> under the rule "reset" the past has no influence: such a prefix has no block and no alpha.
 """
 
 import json
@@ -26,8 +26,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    r"""What a text so far leaves: $p(z_t | x_{\le t})$ on its last word's K states, and its
-    log-probability."""
+    r"""The filter $p(z_t | x_{\le t})$ after a text, on its last word's K states, and the text's log-probability."""
 
     model: "HMMLanguageModel" = field(repr=False)
     block: int | None  # of the last word; None where the chain restarts
@@ -36,7 +35,7 @@ class Prefix:
     num_words: int  # read so far, <eos> included
 
     def step(self, word: str | int) -> "Prefix":
-        """Return the state after one more word; a word beyond the vocabulary is read as <unk>."""
+        """Return the prefix after one more word; an unknown word is read as <unk>."""
         vocabulary, distributions = self.model.vocabulary, self.model.distributions
         following = vocabulary.id_of.get(word, vocabulary.unk) if isinstance(word, str) else int(word)
         if not 0 <= following < len(vocabulary):
@@ -44,7 +43,7 @@ class Prefix:
         arrive = self._arrive(distributions, following) * distributions.emission_of(following).cpu().numpy()
         total = float(arrive.sum())
         log_prob = self.log_prob + (math.log(total) if total > 0 else -math.inf)
-        # An impossible past stays impossible, also across a fresh start: its alpha is zero.
+        # An impossible past stays impossible, also across a restart: its alpha is zero.
         possible = log_prob > -math.inf
         if distributions.restarts(following):
             return Prefix(self.model, None, _frozen(np.zeros(0)), log_prob, self.num_words + 1)
@@ -52,7 +51,7 @@ class Prefix:
         return Prefix(self.model, distributions.block(following), _frozen(alpha), log_prob, self.num_words + 1)
 
     def read_line(self, words: Sequence[str]) -> "Prefix":
-        """Return the state after the words of a line and the <eos> at its end."""
+        """Return the prefix after the words of a line and the <eos> at its end."""
         state = self
         for word in (*words, EOS):
             state = state.step(word)
@@ -95,7 +94,7 @@ class Prefix:
         return (torch.tensor(self.alpha, device=tile.device) @ tile).cpu().numpy()
 
     def to_json(self) -> str:
-        """Return the state as one line of JSON; `prefix_from_json` reads it, exactly."""
+        """Return the prefix as one line of JSON, from which `prefix_from_json` restores it exactly."""
         return json.dumps(
             {
                 "format": _FORMAT,
@@ -119,12 +118,12 @@ class Prefix:
 
 
 def begin(model: "HMMLanguageModel") -> Prefix:
-    """Return the state before the first word."""
+    """Return the empty prefix."""
     return Prefix(model, None, _frozen(np.zeros(0)), 0.0, 0)
 
 
 def prefix_from_json(model: "HMMLanguageModel", line: str) -> Prefix:
-    """Return the state that `to_json` wrote, for the model it was made with."""
+    """Return the prefix that `to_json` wrote, for the same model."""
     try:
         found = json.loads(line)
         block = None if found["group"] is None else int(found["group"])
