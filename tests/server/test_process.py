@@ -168,3 +168,31 @@ def test_another_address_says_what_it_means(run_folder, capsys, monkeypatch):
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: [s.close() for s in sockets])
     assert main(["serve", str(run_folder), "--host", "0.0.0.0", "--port", "0"]) == 0
     assert "every machine that can reach this one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--host", "not a host"], "choose another --host"),
+        (["--host", "\u00e4" * 80], "no host has such a name"),
+        (["--host", ""], "the address is empty"),
+        (["--host", "8.8.8.8"], "choose another --host"),
+        (["--api-key", ""], "an empty key"),
+        (["--api-key", "a\nb"], "no HTTP header has"),
+        (["--api-key", "\u20ac"], "no HTTP header has"),
+        (["--name", "a\nb"], "--name"),
+        (["--max-seconds", "0"], "--max-seconds"),
+    ],
+)
+def test_addresses_keys_and_names_that_cannot_be_are_refused_before_the_model_is_loaded(capsys, options, said):
+    assert main(["serve", "/no/such/run", "--port", "0", *options]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_model_is_loaded(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "site"):
+        assert main(["explore", "/no/such/run", "--export", str(folder)]) == 2
+        error = capsys.readouterr().err
+        assert f"cannot write to {folder}" in error and error.count("\n") == 1

@@ -3,6 +3,8 @@
 import json
 import math
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,18 @@ def test_json_of_a_schema(client):
     assert answer.status_code == 200, answer.text
     assert all(isinstance(json.loads(choice["text"])["a"], bool) for choice in answer.json()["choices"])
     assert all(math.exp(choice["log_prob"]) <= 1 for choice in answer.json()["choices"])
+
+
+def test_a_pattern_that_explodes_is_refused_while_others_are_answered(client, monkeypatch):
+    pytest.importorskip("outlines_core")
+    monkeypatch.setattr("vlhmm.steering.byte_automaton.COMPILE_SECONDS", 2)
+    wish = {"prompt": "The", "structured_outputs": {"regex": "(.*a){50}.{50}"}, "max_tokens": 8}
+    with ThreadPoolExecutor(1) as pool:
+        hard = pool.submit(client.post, "/v1/completions", **wish)
+        time.sleep(0.5)
+        assert client.post("/v1/score", text="The dog").status_code == 200
+        assert not hard.done(), "the score did not wait for it"
+    assert hard.result().status_code == 400 and "too large" in hard.result().json()["error"]["message"]
 
 
 def test_constraints_over_words_are_refused(client):

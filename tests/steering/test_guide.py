@@ -10,7 +10,7 @@ pytest.importorskip("outlines_core")
 
 from steering.steering_models import EOS, PIECES, random_hmm, steering_hmm, text_probabilities
 from steering.test_lookahead import CASES
-from vlhmm.errors import QueryError
+from vlhmm.errors import ConfigError, QueryError
 from vlhmm.steering import text_constraint as tc
 from vlhmm.steering.guide import Guide
 from vlhmm.steering.token_automaton import token_automaton
@@ -100,5 +100,5 @@ def test_a_constraint_that_the_hmm_holds_impossible_is_met_all_the_same():
 def test_budget_is_checked_before_anything_is_made():
     with pytest.raises(QueryError, match="at least 4 tokens with the end token, max_new_tokens is 3"):
         guide_of(lambda: tc.choice("bbb"), random_hmm(), budget=3)
-    with pytest.raises(QueryError, match="at least 1"):
+    with pytest.raises(ConfigError, match="max_new_tokens=0"):
         guide_of("words", random_hmm(), budget=0)

@@ -15,7 +15,7 @@ from steering.hmm_llm import PAD, ToyLLM
 from steering.steering_models import EOS, PIECES, random_hmm, text_probabilities
 from steering.test_guide import guide_of
 from steering.test_lookahead import CASES
-from vlhmm.errors import QueryError
+from vlhmm.errors import ConfigError
 from vlhmm.steering.logits_processor import HMMLogitsProcessor
 
 BUDGET = 5
@@ -128,7 +128,7 @@ def test_weights_scale_the_ratio_and_keep_the_constraint(weight):
     truth = CASES["must_include"][1]
     for tokens in found:
         assert tokens[-1] in EOS and truth(b"".join(PIECES[token] for token in tokens[:-1]).decode())
-    with pytest.raises(QueryError, match="weight"):
+    with pytest.raises(ConfigError, match="weight"):
         HMMLogitsProcessor(guide, weight=-1)
 
 

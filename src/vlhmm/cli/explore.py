@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from vlhmm.cli.common import log_to, token_progress, verb_parser
 from vlhmm.cli.numbers import count
 from vlhmm.cli.serve import add_server_options, make_server, serve
+from vlhmm.errors import ConfigError
 
 EPILOG = """\
 examples:
@@ -37,13 +40,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Write the page or run the server; return 0."""
     if args.export:
-        from vlhmm.errors import ConfigError
-
-        if args.top_states < 1:
-            raise ConfigError(f"--top-states {args.top_states} must be at least 1")
+        check_writable(Path(args.export))
         server = make_server(args)
         if not hasattr(server.model, "distributions"):
-            raise ConfigError(f"{args.run_folder} is a baseline, which has no states to explore")
+            kind = "mixture" if hasattr(server.model, "components") else "baseline"
+            raise ConfigError(f"{args.run_folder} is a {kind}, which has no states to explore; give a run of vlhmm train")
         from vlhmm.server.export import export_page
 
         with token_progress(args.quiet, "states and blocks") as progress:
@@ -59,3 +60,13 @@ def run(args: argparse.Namespace) -> int:
             threading.Timer(1.0, webbrowser.open, [f"{address}/"]).start()
 
     return serve(args, open_page)
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written to, before the minutes that its pages take."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror or error}; choose another --export") from None

@@ -18,6 +18,7 @@ from typing import Any
 from vlhmm.cli.common import add_machine_options, log_to, setup, verb_parser
 from vlhmm.cli.numbers import count, real
 from vlhmm.errors import ConfigError
+from vlhmm.limits import shortened
 
 EPILOG = """\
 The API is OpenAI's completions API with exact answers. OpenAI clients and lm-evaluation-harness work with it.
@@ -85,12 +86,13 @@ def check_installed() -> None:
 
 def check_arguments(args: argparse.Namespace) -> None:
     """Refuse settings that do not fit."""
-    if not 0 <= args.port <= 65535:
-        raise ConfigError(f"--port {args.port} is no port; take 0 to 65535")
-    if args.max_concurrent < 1 or args.max_prompt_tokens < 1 or args.max_seconds <= 0 or args.grace < 0:
-        raise ConfigError(
-            "--max-concurrent and --max-prompt-tokens must be at least 1, --max-seconds more than 0, --grace at least 0"
-        )
+    if args.max_seconds == 0:
+        raise ConfigError("--max-seconds 0: nothing is answered in no time; expected more than 0")
+    if args.api_key is not None and not (args.api_key.isascii() and args.api_key.isprintable() and args.api_key.strip()):
+        got = "an empty key" if not args.api_key.strip() else "characters that no HTTP header has"
+        raise ConfigError(f"--api-key: got {got}, expected printable ASCII; leave it out to ask for none")
+    if args.name is not None and (not args.name.isprintable() or not args.name.strip()):
+        raise ConfigError(f"--name {shortened(args.name)}: expected printable characters")
 
 
 def make_server(args: argparse.Namespace, for_people: bool = False) -> Any:
@@ -122,24 +124,39 @@ def make_server(args: argparse.Namespace, for_people: bool = False) -> Any:
     return Server(model, name, args.run_folder, limits, key, loopback, for_people)
 
 
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket that has the address; taken before the model is loaded, which may take a minute."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        if not host:
+            raise OSError("the address is empty")
+        bound.bind((host, port))
+    except (OSError, TypeError, UnicodeError) as error:  # the last two: no host has such a name
+        bound.close()
+        reason = error.strerror or str(error) if isinstance(error, OSError) else "no host has such a name"
+        raise ConfigError(
+            f"cannot bind {shortened(host)}, port {port}: {reason}; choose another --host, or another --port (0: a free one)"
+        ) from None
+    return bound
+
+
 def serve(args: argparse.Namespace, ready: Callable[[str], None] | None) -> int:
     """Serve until SIGTERM or Ctrl-C; `ready` is called with the address."""
+    check_installed()
+    check_arguments(args)
+    with bound_socket(args.host, args.port) as listening:
+        return serve_on(listening, args, ready)
+
+
+def serve_on(listening: socket.socket, args: argparse.Namespace, ready: Callable[[str], None] | None) -> int:
+    """Load the model and serve it on a socket."""
     server = make_server(args, ready is not None)
     import uvicorn
 
     from vlhmm.server.connection import Connection
 
-    family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((args.host, args.port))
-        listening.listen(_BACKLOG)  # from here on clients may connect: the address is printed next
-    except OSError as error:
-        listening.close()
-        raise ConfigError(
-            f"cannot bind {args.host}:{args.port}: {error.strerror or error}; choose another --port (0: a free one)"
-        ) from None
+    listening.listen(_BACKLOG)  # from here on clients may connect: the address is printed next
     port = listening.getsockname()[1]
     host = f"[{args.host}]" if ":" in args.host else "127.0.0.1" if args.host == "0.0.0.0" else args.host
     address = f"http://{host}:{port}"

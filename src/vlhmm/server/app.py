@@ -8,9 +8,10 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -36,6 +37,7 @@ PREPARING_SECONDS = 5.0  # that a request waits for what the explorer prepares, 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "testserver")
 _FEW_WORDS = 32  # whose posteriors are quick
 log = logging.getLogger("vlhmm.server")
+T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 _PAGE_HEADERS = {
@@ -71,6 +73,7 @@ class Server:
         self.model, self.name, self.limits, self.api_key = model, name, limits or Limits(), api_key
         self.tokenizer = tokenizer_of(model.vocabulary)
         self.scheduler = Scheduler(model, self.limits.batch_tokens)
+        self.compiler = ThreadPoolExecutor(1, "vlhmm-compiler")
         self.explorer = Explorer(model, run, self.limits.memory)
         self.loopback_only = loopback_only
         self.created = int(time.time())
@@ -88,7 +91,7 @@ class Server:
             Route("/metrics", self._guarded(self._metrics), methods=get),
             Route("/openapi.json", self._guarded(self._openapi), methods=get),
             Route("/v1/models", self._guarded(self._models), methods=get),
-            Route("/v1/models/{model}", self._guarded(self._model), methods=get),
+            Route("/v1/models/{model:path}", self._guarded(self._model), methods=get),
             Route("/v1/completions", self._guarded(self._completions), methods=post),
             Route("/v1/score", self._guarded(self._score), methods=post),
             Route("/v1/next", self._guarded(self._next), methods=post),
@@ -122,6 +125,7 @@ class Server:
             yield
         finally:
             self.stopping = True
+            self.compiler.shutdown(wait=False, cancel_futures=True)
             await asyncio.to_thread(self.scheduler.close)
 
     # ---- every request
@@ -221,6 +225,14 @@ class Server:
             gone.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await gone
+
+    async def compiled(self, call: Callable[[], T]) -> T:
+        """Return what a function compiles, beside the model's thread and one at a time: a client's pattern may take seconds."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await asyncio.wait_for(loop.run_in_executor(self.compiler, call), self.limits.seconds)
+        except TimeoutError:
+            raise self.too_slow() from None
 
     async def parts(self, make: Callable[[Callable[[Any], None]], Job]) -> AsyncIterator[Any]:
         """Return what a job hands out while it runs; what goes wrong before the first part is raised at once.

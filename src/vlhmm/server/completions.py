@@ -42,7 +42,7 @@ class Completion:
         self.stream = read.boolean(body, "stream", False)
         self.logprobs = read.integer(body, "logprobs", None, 0, limits.logprobs)
         self.suffix = None if body.get("suffix") is None else server.tokenizer.encode(read.text(body, "suffix"))
-        self.structured = body.get("structured_outputs")  # read by the worker: an automaton may take seconds
+        self.structured = body.get("structured_outputs")  # read later: an automaton may take seconds
         options = body.get("stream_options")
         if options is not None and not isinstance(options, dict):
             raise RequestError("stream_options takes an object", "stream_options")
@@ -217,10 +217,8 @@ async def _exact(wanted: Completion, request: Request) -> tuple[list[dict[str, A
     server = wanted.server
     prompts = [wanted.bare(prompt) for prompt in wanted.prompts]
 
-    def call(given_up: Callable[[], bool]) -> list[dict[str, Any]]:
+    def answers(constraint: Any, given_up: Callable[[], bool]) -> list[dict[str, Any]]:
         choices: list[dict[str, Any]] = []
-        wish = wanted.structured
-        constraint = None if wish is None else queries.structured(server.model, wish, server.limits)
         for number, prompt in enumerate(prompts):
             if given_up():
                 break
@@ -245,7 +243,11 @@ async def _exact(wanted: Completion, request: Request) -> tuple[list[dict[str, A
                 choices.append(choice | {"log_prob": queries.finite(fill.log_prob), "num_tokens": len(fill.gaps[0])})
         return choices
 
-    choices = await server.work(request, CallJob(call, Priority.LONG))
+    with server.admitted():
+        constraint = None
+        if wanted.structured is not None:
+            constraint = await server.compiled(lambda: queries.structured(server.model, wanted.structured, server.limits))
+        choices = await server.wait_for(request, CallJob(lambda given_up: answers(constraint, given_up), Priority.LONG))
     return choices, sum(choice["num_tokens"] for choice in choices)
 
 
