@@ -96,7 +96,7 @@ def run_serving(args: argparse.Namespace) -> int:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Nothing; what could only fail after minutes of measuring fails now."""
+    """Let what could only fail after minutes of measuring fail now."""
     from benchmarks.growth import require_plots
     from benchmarks.run import chosen_parts
     from vlhmm.errors import ConfigError

@@ -30,7 +30,7 @@ FACTORS = ("source", "target", "logits", "log_block")  # what a transition is ma
 
 
 def check_at_most(what: str, difference: float, tolerance: float) -> None:
-    """Nothing; a difference above the tolerance, or one that is no number, ends the benchmark."""
+    """End the benchmark at a difference above the tolerance, or one that is no number."""
     if not difference <= tolerance:
         raise ExactnessError(
             f"{what} differs from the reference implementation by {difference:.2e}, expected at most "

@@ -126,7 +126,7 @@ def series(points: list[dict[str, Any]]) -> dict[str, list[tuple[int, dict[str, 
 
 
 def require_plots() -> None:
-    """Nothing; a machine without matplotlib is told before anything is measured."""
+    """Refuse a machine without matplotlib before anything is measured."""
     import importlib.util
 
     if importlib.util.find_spec("matplotlib") is None:
@@ -134,7 +134,7 @@ def require_plots() -> None:
 
 
 def plot(points: list[dict[str, Any]], sizes: Sizes, path: str | Path) -> None:
-    """Nothing; tokens/s above, peak memory below, a column a series, in a picture at `path`."""
+    """Draw tokens/s above, peak memory below, one column per series, into `path`."""
     require_plots()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

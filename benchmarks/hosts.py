@@ -85,7 +85,7 @@ class Process:
         return found
 
     def close(self) -> None:
-        """Nothing; the process has ended, by force if it must."""
+        """End the process, by force if it must be."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()

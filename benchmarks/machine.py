@@ -74,7 +74,7 @@ def available_gb() -> float | None:
 
 
 def limit_memory(gigabytes: float) -> None:
-    """Nothing; from now on allocating more than that fails with an error, before the system kills."""
+    """Make allocations of more than that fail with an error, before the system kills."""
     try:
         import resource
     except ImportError:

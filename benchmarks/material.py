@@ -75,7 +75,7 @@ def synthetic_corpus(num_tokens: int, num_words: int, seed: int) -> Corpus:
 
 
 def write_corpus(corpus: Corpus, folder: Path) -> None:
-    """Nothing; the training text and the vocabulary lie in `folder`."""
+    """Write the training text and the vocabulary into `folder`."""
     corpus.vocabulary.write(folder / "vocabulary.txt")
     np.savez(
         folder / "corpus.npz",
@@ -94,7 +94,7 @@ def read_corpus(folder: Path) -> Corpus:
 
 
 def write_blocks(corpus: Corpus, num_blocks: int, sweeps: int, folder: Path) -> None:
-    """Nothing; the Brown clusters of the training text lie in `folder`, made if they were not there."""
+    """Make the Brown clusters of the training text in `folder`, if they are not there."""
     path = folder / f"blocks-{num_blocks}.npy"
     if not path.exists():
         np.save(path, cluster_words(corpus.train.tokens, len(corpus.vocabulary), num_blocks, sweeps).block_of_word)

@@ -15,7 +15,7 @@ def check_language_model(
     max_time: int = 8,
     max_words: int = 2_000,
 ) -> None:
-    """Nothing; AssertionError where the model breaks a law, which its message names.
+    """Raise an AssertionError where the model breaks a law, which its message names.
 
     `atol` is for log-probabilities: 1e-9 suits a float64 model, 1e-4 a float32 one. The sum over the
     vocabulary is taken where that has `max_words` words at most.

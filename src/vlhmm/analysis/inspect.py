@@ -391,13 +391,13 @@ def normalized(weights: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 
 
 def check_top(top: int) -> None:
-    """Nothing, or a QueryError where nothing would be shown."""
+    """Raise a QueryError where nothing would be shown."""
     if top < 1:
         raise QueryError(f"top is {top}, expected at least 1")
 
 
 def check_state(blocks: Any, state: int) -> None:
-    """Nothing, or a QueryError where the model has no such state."""
+    """Raise a QueryError where the model has no such state."""
     if not 0 <= state < blocks.num_states:
         raise QueryError(f"no state {state}: the model's states are 0 to {blocks.num_states - 1}")
     if blocks.partition:
@@ -409,7 +409,7 @@ def check_state(blocks: Any, state: int) -> None:
 
 
 def check_block(blocks: Any, block: int) -> None:
-    """Nothing, or a QueryError where the model has no such block."""
+    """Raise a QueryError where the model has no such block."""
     if not blocks.partition:
         raise QueryError("the model has no blocks: every word has its own set of states; ask for a word or a state")
     if not 0 <= block < blocks.num_blocks:

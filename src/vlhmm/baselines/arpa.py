@@ -32,7 +32,7 @@ _LN10 = math.log(10.0)
 
 
 def write(path: str | Path, vocabulary: Vocabulary, levels: tuple[Level, ...]) -> None:
-    """Nothing; afterwards `path` holds the tables, whole or not at all, packed if it ends in .gz."""
+    """Write the tables, whole or not at all, packed if `path` ends in .gz."""
     for word in (SENTENCE_START, SENTENCE_END):
         if word in vocabulary:
             raise DataError(f"the vocabulary has a word {word}, which ARPA keeps for itself; rename it in the text")

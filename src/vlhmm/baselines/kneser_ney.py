@@ -133,7 +133,7 @@ class KneserNey:
         return sample_text(self.levels, self.vocabulary.eos, num_tokens, generator, progress)
 
     def write_arpa(self, path: str | Path) -> None:
-        """Nothing; afterwards `path` holds the model in ARPA format, packed if it ends in .gz."""
+        """Write the model in ARPA format, packed if `path` ends in .gz."""
         arpa.write(path, self.vocabulary, self.levels)
 
     @classmethod
@@ -234,7 +234,7 @@ def _discounts(adjusted: np.ndarray) -> tuple[float, float, float]:
 
 
 def save(model: KneserNey, folder: str | Path) -> None:
-    """Nothing; afterwards `folder` is a run folder of kind kn, its tables exact to the last bit."""
+    """Write a run folder of kind kn, its tables exact to the last bit."""
     tensors = {
         f"{n}.{name}": torch.from_numpy(array)
         for n, level in enumerate(model.levels, start=1)

@@ -121,7 +121,7 @@ class NeuralLanguageModel(nn.Module, ABC):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Nothing; afterwards every matrix is uniform within 1 / sqrt(its columns), every bias zero."""
+        """Draw every matrix uniformly within 1 / sqrt(its columns); every bias is zero."""
         with torch.no_grad():
             for parameter in self.parameters():
                 if parameter.ndim > 1:

@@ -37,7 +37,7 @@ class Run(NamedTuple):
 
 
 def write_run(folder: str | Path, run: Run) -> None:
-    """Nothing; afterwards `folder` holds config.json and vocabulary.txt."""
+    """Write config.json and vocabulary.txt."""
     folder = Path(folder)
     config = {"format_version": FORMAT_VERSION, "kind": run.kind, "settings": run.settings}
     write_listed(folder, "vocabulary.txt", "".join(f"{word}\n" for word in run.vocabulary.words).encode())
@@ -65,7 +65,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 def write_tensors(path: str | Path, tensors: dict[str, Tensor], about: dict[str, Any] | None = None) -> None:
-    """Nothing; afterwards `path` holds the tensors, and `about` as JSON in the file's header."""
+    """Write the tensors, and `about` as JSON in the file's header."""
     metadata = None if about is None else {"about": json.dumps(about)}
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     path = Path(path)

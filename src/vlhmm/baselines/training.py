@@ -360,7 +360,7 @@ class _Trainer:
         return check_due
 
     def _check(self) -> None:
-        """Nothing; afterwards the best weights are kept, and the rate is divided if that is long ago."""
+        """Keep the best weights, and divide the rate if they are from long ago."""
         at = self.position
         valid_perplexity = self._validate()
         is_best = valid_perplexity < at.best
@@ -392,7 +392,7 @@ class _Trainer:
         return TrainingResult(self.model, best, self._epochs(), at.step, at.seconds, self._is_done())
 
     def _record(self, event: str, **fields: Any) -> None:
-        """Nothing; afterwards the event is in the journal and known to whoever follows the progress."""
+        """Write the event into the journal and report it to whoever follows the progress."""
         line = {"event": event, "time": round(time.time(), 1), **fields}
         if self.folder is not None:
             append_line(self.folder / "journal.jsonl", to_json(line))
@@ -402,7 +402,7 @@ class _Trainer:
     # The run folder
 
     def _open_folder(self, kind: str, folder: Path) -> None:
-        """Nothing; afterwards the folder is this run's, and the trainer stands where its checkpoint does."""
+        """Claim the run folder and restore the latest checkpoint, if any."""
         run = Run(kind, to_dict(self.config), self.corpus.vocabulary)
         self.digest = digest(self.corpus)
         if (folder / "config.json").exists():
@@ -415,7 +415,7 @@ class _Trainer:
         write_run(folder, run)
 
     def _save(self) -> None:
-        """Nothing; afterwards the checkpoint has all it takes to go on: one file, hence whole."""
+        """Write the checkpoint: everything needed to go on, in one file, hence whole."""
         if self.folder is None:
             return
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
@@ -495,7 +495,7 @@ def _position(path: Path, about: dict[str, Any]) -> _Position:
 
 
 def _put(model: NeuralLanguageModel, tensors: dict[str, Tensor], path: Path) -> None:
-    """Nothing; afterwards the model has these weights."""
+    """Copy these weights into the model."""
     check_tensors(path, tensors, model.state_dict(), "config.json and vocabulary.txt")
     model.load_state_dict(tensors)
 
@@ -505,7 +505,7 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_same_run(folder: Path, old: Run, new: Run) -> None:
-    """Nothing; a folder with another run in it is refused. Epochs make another run only under the cosine."""
+    """Refuse a folder with another run in it. Epochs make another run only under the cosine."""
     if old.kind != new.kind:
         raise ConfigError(f"{folder} holds a run of kind {old.kind}, got {new.kind}; choose another folder")
     settings = to_dict(from_dict(BaselineConfig, old.settings))  # an older run lacks newer settings: their defaults
@@ -518,6 +518,6 @@ def _check_same_run(folder: Path, old: Run, new: Run) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Nothing; afterwards the file ends in that line."""
+    """Append a line to the file."""
     with open(path, "a", encoding="utf-8") as file:
         file.write(line + "\n")

@@ -27,9 +27,9 @@ examples:
   vlhmm evaluate runs/kn other.txt.gz                        baselines are evaluated by the same function
   vlhmm evaluate kenlm.arpa.gz ptb.test.txt                  an n-gram model in ARPA format, whoever estimated it
 
-Perplexity is exp(-log p / tokens); tokens are the words plus one <eos> a line. The context rule says what a line
-knows of the lines before it: reset, nothing; carry, the filtered state of one of --streams parallel streams.
-The rule the model was trained with is the default.
+Perplexity is exp(-log p / tokens); tokens are the words plus one <eos> per line. The context rule says whether the
+state is reset at each line, or carried over from the line before in each of --streams parallel streams. The rule that
+the model was trained with is the default.
 """
 
 

@@ -274,7 +274,7 @@ def add_words(table, window, members, bigrams, order, start, stop, empty_slot, m
 
 @kernel
 def merge_all(table, window, pairs, merges, losses):
-    """Nothing; puts the counts `pairs` (M, M) in the window and merges until one class is left; O(M^3).
+    """Put the counts `pairs` (M, M) in the window and merge until one class is left; O(M^3).
 
     Row r of `merges` is the r-th merge: (kept, absorbed), each class named by the smallest of its numbers.
     """
@@ -424,7 +424,7 @@ def merged_size(codes, others):
 
 @kernel
 def merge_counts(codes, counts, others, other_counts, merged, merged_counts):
-    """Nothing; fills `merged` with the numbers of two sorted arrays in order, and the sums of their counts."""
+    """Fill `merged` with the numbers of two sorted arrays in order, and the sums of their counts."""
     i, j, place = 0, 0, 0
     while i < len(codes) or j < len(others):
         if j == len(others) or (i < len(codes) and codes[i] < others[j]):
@@ -442,7 +442,7 @@ def merge_counts(codes, counts, others, other_counts, merged, merged_counts):
 
 @kernel
 def transpose_counts(start, word, count, other_start, other_word, other_count):
-    """Nothing; fills rows by the second word from rows by the first, in order; `other_start` are the rows' starts."""
+    """Fill rows by the second word from rows by the first, in order; `other_start` are the rows' starts."""
     place = other_start.copy()
     for first in range(len(start) - 1):
         for p in range(start[first], start[first + 1]):
@@ -454,7 +454,7 @@ def transpose_counts(start, word, count, other_start, other_word, other_count):
 
 @kernel
 def add_class_pairs(start, word, count, class_of_word, pairs):
-    """Nothing; adds n(v, w) to the counts of the classes of v and w."""
+    """Add n(v, w) to the counts of the classes of v and w."""
     for first in range(len(start) - 1):
         row = class_of_word[first]
         for p in range(start[first], start[first + 1]):

@@ -158,7 +158,7 @@ class Blocks:
         )
 
     def write(self, path: str | Path, words: Sequence[str], counts: Sequence[int] | np.ndarray | None = None) -> None:
-        """Nothing; afterwards `path` has a line a word: `word TAB block TAB count`, or `word TAB states`."""
+        """Write one line per word: `word TAB block TAB count`, or `word TAB states`."""
         if len(words) != self.vocab_size:
             raise ConfigError(f"the blocks are of {self.vocab_size} words, got a vocabulary of {len(words)}")
         if counts is not None and len(counts) != self.vocab_size:

@@ -53,7 +53,7 @@ def write_paths(
     paths: Sequence[str],
     word_count: np.ndarray,
 ) -> None:
-    """Nothing; afterwards `path` holds a `paths` file, whole or not at all."""
+    """Write a `paths` file, whole or not at all."""
     lines = paths_lines(words, block_of_word, paths, word_count)
     write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
 

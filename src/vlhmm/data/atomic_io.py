@@ -118,7 +118,7 @@ class _ZstdReader(io.RawIOBase):
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:
-    """Nothing; afterwards `path` holds `content`, or, after a kill or a full disk, what it held before."""
+    """Write `content`; after a kill or a full disk `path` holds what it held before."""
     try:
         with replace_atomically(path) as temporary:
             temporary.write_bytes(content)

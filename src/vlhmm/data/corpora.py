@@ -255,7 +255,7 @@ def _file_list(known: _Known) -> str:
 
 
 def _check_counts(title: str, split: str, text: Text, expected: _Counts, path: Path | None = None) -> None:
-    """Nothing; a split that does not hold what was published is refused."""
+    """Refuse a split that does not hold what was published."""
     # Tokens first: they tell of a cut within a line, too.
     for what, want, got in (
         ("tokens", expected.tokens, text.num_tokens),
@@ -270,7 +270,7 @@ def _check_counts(title: str, split: str, text: Text, expected: _Counts, path: P
 
 
 def _download(known: _Known, split: str, folder: Path) -> None:
-    """Nothing; afterwards the split (of a zip file: every split) lies in `folder`, checked, whole."""
+    """Download the split (of a zip file: every split) into `folder`, checked, whole."""
     file = known.files[split]
     failures = []
     for address in known.addresses:

@@ -118,5 +118,5 @@ class Vocabulary:
         return cls(tuple(words + [special for special in (EOS, UNK) if special not in line_of]))
 
     def write(self, path: str | Path) -> None:
-        """Nothing; afterwards `path` holds one word a line, in order of id, whole or not at all."""
+        """Write one word per line, in order of id, whole or not at all."""
         write_atomically(path, "".join(f"{word}\n" for word in self.words).encode())

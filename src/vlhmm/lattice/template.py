@@ -175,7 +175,7 @@ def make_template(
 
 
 def check_memory(template: InfillTemplate, num_states: int, budget: float) -> None:
-    """Nothing, or a QueryError where the messages would take more than `budget` bytes."""
+    """Raise a QueryError where the messages would take more than `budget` bytes."""
     needed = template.num_bytes(num_states)
     if needed > budget:
         gap = max((item.high for item in template.items if isinstance(item, Gap)), default=0)

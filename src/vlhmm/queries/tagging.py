@@ -25,7 +25,7 @@ class TagCounts:
         self.joint: Counter[tuple[Hashable, Hashable]] = Counter()
 
     def add(self, states: Iterable[Hashable], tags: Iterable[Hashable]) -> None:
-        """Nothing; counts the pairs."""
+        """Count the pairs."""
         self.joint.update(zip(states, tags, strict=True))
 
     def scores(self) -> TagScores:
