@@ -172,17 +172,23 @@ def read_usage(path: Path, key: str) -> Usage | None:
     try:
         with safe_open(path, framework="pt") as file:
             content = file.metadata() or {}
-            if content.get("model") != key:
+            share = file.get_tensor("share")
+            if content.get("model") != key or content.get("share") != _checksum(share):
                 return None
-            return Usage(file.get_tensor("share"), int(content["rounds"]), float(content["change"]))
+            return Usage(share, int(content["rounds"]), float(content["change"]))
     except (OSError, SafetensorError, KeyError, ValueError):
         return None
 
 
 def write_usage(path: Path, usage: Usage, key: str) -> None:
-    """Nothing; afterwards `path` holds the usage, whole, or the folder cannot be written and all is as before."""
-    content = {"model": key, "rounds": str(usage.rounds), "change": repr(usage.change)}
+    """Write the usage with checksums of the model and of itself; a folder that cannot be written is left as it is."""
+    share = usage.share.cpu().contiguous()
+    content = {"model": key, "share": _checksum(share), "rounds": str(usage.rounds), "change": repr(usage.change)}
     try:
-        write_atomically(path, save({"share": usage.share.cpu().contiguous()}, content))
+        write_atomically(path, save({"share": share}, content))
     except DataError:
         pass  # a read-only folder: found anew next time
+
+
+def _checksum(share: Tensor) -> str:
+    return hashlib.blake2b(share.numpy().tobytes(), digest_size=16).hexdigest()

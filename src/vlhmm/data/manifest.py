@@ -65,7 +65,7 @@ def content_of(path: Path) -> Content | None:
 
 
 def confined(folder: Path, name: str) -> Path:
-    """The path of a file of the folder; a name or a link that leads out of the folder is refused."""
+    """The path of a file of the folder; a name or a link that leads out of the folder, and what is no file, are refused."""
     pure = PurePosixPath(name)
     if not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name or len(name) > 255:
         raise CheckpointError(f"{folder} names the file {name[:80]!r}, expected a name inside the folder")
@@ -76,6 +76,8 @@ def confined(folder: Path, name: str) -> Path:
         raise CheckpointError(f"{path} is a link that leads nowhere; copy the file into the folder") from None
     if not target.is_relative_to(root):
         raise CheckpointError(f"{path} is a link to {target}, outside the folder; copy the file into the folder")
+    if target.exists() and not (target.is_file() or target.is_dir()):  # reading a pipe would wait for ever
+        raise CheckpointError(f"{path} is a pipe or a device, expected a file; copy the file into the folder")
     return path
 
 
