@@ -16,7 +16,7 @@ import torch
 
 from vlhmm.config import override
 from vlhmm.data.corpora import Corpus, load_texts
-from vlhmm.data.manifest import check_manifest
+from vlhmm.data.manifest import check_manifest, confined
 from vlhmm.data.text import encode, learn
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import CheckpointError, ConfigError, DataError
@@ -87,7 +87,7 @@ def load_any(
     path = Path(run)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; expected the folder of a run, made by vlhmm train --out {path}")
-    if path.is_file():
+    if not path.is_dir():
         return load_arpa(path)
     if is_mixture(path):
         check_manifest(path)
@@ -124,7 +124,7 @@ def load_arpa(path: Path) -> LanguageModel:
 def is_baseline(path: Path) -> bool:
     """Return whether a run folder holds a baseline or a mixture rather than an HMM."""
     try:
-        content = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        content = json.loads(confined(path, "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return False  # reading the HMM reports the damage
     return isinstance(content, dict) and "kind" in content

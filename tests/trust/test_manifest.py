@@ -160,6 +160,25 @@ def test_links_out_of_the_folder_are_refused(run, tmp_path):
         vlhmm.load(run)
 
 
+@pytest.mark.parametrize("name", ["config.json", "manifest.json", "vocabulary.txt", "blocks.tsv", "model.safetensors"])
+def test_a_pipe_is_refused_instead_of_waited_for(run, name):
+    for unlisted in ("manifest.json", name):
+        (run / unlisted).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    with pytest.raises(CheckpointError, match="expected a file"):
+        vlhmm.load(run)
+
+
+def test_damage_to_the_cached_usage_of_states_is_found(run, capsys):
+    path = run / "usage.safetensors"
+    assert main(["inspect", str(run), "state", "3", "--quiet"]) == 0
+    expected, content = capsys.readouterr().out, bytearray(path.read_bytes())
+    content[-3] ^= 1  # an exponent: another share, still finite
+    path.write_bytes(content)
+    assert main(["inspect", str(run), "state", "3", "--quiet"]) == 0
+    assert capsys.readouterr().out == expected and path.read_bytes() != bytes(content)
+
+
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "", "a\0b", "x" * 300])
 def test_names_outside_the_folder_are_refused(run, name):
     with pytest.raises(CheckpointError, match="expected a name inside the folder"):

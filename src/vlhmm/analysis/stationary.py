@@ -172,9 +172,10 @@ def read_usage(path: Path, key: str) -> Usage | None:
     try:
         with safe_open(path, framework="pt") as file:
             content = file.metadata() or {}
-            if content.get("model") != key:
+            share = file.get_tensor("share")
+            if content.get("model") != key or content.get("share") != _checksum(share):
                 return None
-            return Usage(file.get_tensor("share"), int(content["rounds"]), float(content["change"]))
+            return Usage(share, int(content["rounds"]), float(content["change"]))
     except (OSError, SafetensorError, KeyError, ValueError):
         return None
 
@@ -183,6 +184,6 @@ def write_usage(path: Path, usage: Usage, key: str) -> None:
     """Write the usage to `path` atomically; do nothing if the folder is read-only."""
     content = {"model": key, "rounds": str(usage.rounds), "change": repr(usage.change)}
     try:
-        write_atomically(path, save({"share": usage.share.cpu().contiguous()}, content))
+        write_atomically(path, save({"share": share}, content))
     except DataError:
         pass  # a read-only folder: computed again next time

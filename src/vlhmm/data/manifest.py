@@ -76,6 +76,8 @@ def confined(folder: Path, name: str) -> Path:
         raise CheckpointError(f"{path} is a link that leads nowhere; copy the file into the folder") from None
     if not target.is_relative_to(root):
         raise CheckpointError(f"{path} is a link to {target}, outside the folder; copy the file into the folder")
+    if target.exists() and not (target.is_file() or target.is_dir()):  # reading a pipe would wait for ever
+        raise CheckpointError(f"{path} is a pipe or a device, expected a file; copy the file into the folder")
     return path
 
 

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from vlhmm.data.atomic_io import replace_atomically
 from vlhmm.data.checked import check_keys, number_in, read_object, text_in
-from vlhmm.data.manifest import write_listed
+from vlhmm.data.manifest import confined, write_listed
 from vlhmm.data.text import Text
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, DataError
@@ -74,7 +74,7 @@ class Mixture:
         values = np.asarray(weights, dtype=np.float64)
         if values.shape != (len(components),) or not np.isfinite(values).all() or values.min() < 0 or values.sum() <= 0:
             raise ConfigError(
-                f"a mixture of {len(components)} models needs as many weights, at least 0 and not all 0, got {list(weights)}"
+                f"a mixture of {len(components)} models needs as many weights, at least 0 and not all 0, got {shortened(list(weights))}"
             )
         self.components, self.rule = tuple(components), rule
         self.weights: np.ndarray = values / values.sum()
@@ -331,7 +331,7 @@ def read_mixture(folder: str | Path) -> StoredMixture:
 def is_mixture(folder: str | Path) -> bool:
     """Return whether a folder says that it holds a mixture."""
     try:
-        return bool(json.loads((Path(folder) / "config.json").read_bytes())["kind"] == KIND)
+        return bool(json.loads(confined(Path(folder), "config.json").read_bytes())["kind"] == KIND)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
