@@ -181,9 +181,14 @@ def read_usage(path: Path, key: str) -> Usage | None:
 
 
 def write_usage(path: Path, usage: Usage, key: str) -> None:
-    """Write the usage to `path` atomically; do nothing if the folder is read-only."""
-    content = {"model": key, "rounds": str(usage.rounds), "change": repr(usage.change)}
+    """Write the usage to `path` atomically, with checksums of the model and of itself; do nothing if the folder is read-only."""
+    share = usage.share.cpu().contiguous()
+    content = {"model": key, "share": _checksum(share), "rounds": str(usage.rounds), "change": repr(usage.change)}
     try:
         write_atomically(path, save({"share": share}, content))
     except DataError:
         pass  # a read-only folder: computed again next time
+
+
+def _checksum(share: Tensor) -> str:
+    return hashlib.blake2b(share.numpy().tobytes(), digest_size=16).hexdigest()
