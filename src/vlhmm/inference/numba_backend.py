@@ -18,6 +18,9 @@ from typing import Any
 import numba
 import numpy as np
 import torch
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 from torch import Tensor
 
 from vlhmm.inference.types import Chain, Counts, Forward, Potentials
@@ -33,6 +36,24 @@ def kernel(function: Callable) -> Callable:
     except (RuntimeError, OSError):  # numba found no folder it may write to
         warn_uncached()
         return numba.njit(nogil=True, fastmath=SAFE_MATH, error_model="numpy")(function)
+
+
+@intrinsic
+def prefetch(context, matrix, row, column):  # type: ignore[no-untyped-def]
+    """Ask for the cache line of an entry without waiting for it; for use in kernels."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        kind, integer = signature.args[0], ir.IntType(32)
+        array = context.make_array(kind)(context, builder, arguments[0])
+        entry = cgutils.get_item_pointer(context, builder, kind, array, list(arguments[1:]))
+        address = builder.bitcast(entry, cgutils.voidptr_t)
+        shape = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, integer, integer, integer])
+        instruction = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0")
+        read, keep, data = integer(0), integer(3), integer(1)
+        builder.call(instruction, [address, read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(matrix, row, column), generate
 
 
 @cache

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vlhmm.errors import QueryError
-from vlhmm.inference.numba_backend import kernel, parallel
+from vlhmm.inference.numba_backend import kernel, parallel, prefetch
 from vlhmm.steering.hmm import SteeringHMM
 from vlhmm.steering.token_automaton import DEAD, TokenAutomaton
 
@@ -270,7 +270,8 @@ def _gamma(begin, end, leaves, pair_first, pair, target, factor, leaf_block, emi
 def _product(begin, end, tiles, gamma, block_first, left, right, left_factor, right_factor, first_row, root, first, result):  # type: ignore[no-untyped-def]
     """result[q, z] = sum over blocks of A[z, block] gamma[leaf of q], for some tiles of 64 source states z, by the tree.
 
-    Two leaves at a time: every entry of A that is loaded serves both.
+    Two leaves at a time: every entry of A that is loaded serves both. The next block's part of A is asked for meanwhile:
+    A is read from memory once per level, which would take as long as the arithmetic.
     """
     size, dtype = gamma.shape[1], gamma.dtype
     most = 0
@@ -278,14 +279,20 @@ def _product(begin, end, tiles, gamma, block_first, left, right, left_factor, ri
         most = max(most, first_row[stage + 1] - first_row[stage])
     below = np.empty((max(len(gamma), most), 64), dtype=dtype)
     above = np.empty((max(len(gamma), most), 64), dtype=dtype)
+    lines = 4 * size  # of 16 entries, in a block's part of a tile
     for tile in range(begin, end):
         for block in range(len(block_first) - 1):
             low, high = block_first[block], block_first[block + 1]
             if low == high:
                 continue
             packed = tiles[tile, block * size : (block + 1) * size]
+            after = min(block + 1, len(block_first) - 2)
+            following = tiles[tile, after * size : (after + 1) * size]
             for leaf in range(low, high, 2):
                 other = min(leaf + 1, high - 1)  # of an odd number the last one is done twice
+                done, count = leaf - low, high - low
+                for line in range(done * lines // count, min(done + 2, count) * lines // count):
+                    prefetch(following, line // 4, line % 4 * 16)
                 for z in range(64):
                     below[leaf, z] = 0
                     below[other, z] = 0

@@ -67,12 +67,12 @@ def em_wikitext_2() -> RunConfig:
     return em(2**15, 256, 240, embedding_dropout=0.15)
 
 
-DISTILL_ITERATIONS = 100  # E-steps of `vlhmm distill`, however long the text
+DISTILL_ITERATIONS = 270  # E-steps of `vlhmm distill`, however long the text
 
 
 def distill() -> RunConfig:
     """2^14 states in 256 blocks over a language model's samples, which E-steps read share by share"""
-    config = em(2**14, 256, 33, em_tokens=500_000, embedding_dropout=0.2, checks_per_epoch=0.5)
+    config = em(2**14, 256, 45, em_tokens=250_000, embedding_dropout=0.15, checks_per_epoch=0.25)
     # equal blocks: a lookahead table pays for the padding of uneven ones
     return replace(config, model=replace(config.model, embedding="independent"))
 
