@@ -7,7 +7,7 @@ import pytest
 import vlhmm
 from vlhmm.cli.main import main
 from vlhmm.errors import ConfigError
-from vlhmm.training.defaults import blocks_for, choose, configure, embedding_dropout, warnings_for
+from vlhmm.training.defaults import blocks_for, choose, configure, embedding_dropout, state_dropout, warnings_for
 from vlhmm.training.run_folder import RunFolder
 
 
@@ -46,14 +46,15 @@ def test_what_is_named_stays_and_the_rest_follows():
 
 def test_a_long_text_is_read_in_parts():
     chosen = values(200_000_000, 100_000)
-    assert chosen["training.em_tokens"] == 2_000_000 and chosen["training.epochs"] == 1.0
-    assert values(3_000_000, 100_000)["training.epochs"] == 100 and "training.em_tokens" not in values(3_000_000, 1000)
+    assert chosen["training.em_tokens"] == 1_000_000 and chosen["training.epochs"] == 1.0
+    assert values(1_400_000, 100_000)["training.epochs"] == 100 and "training.em_tokens" not in values(1_400_000, 1000)
+    assert values(400_000, 10_000)["training.epochs"] == 200
 
 
 def test_a_prepared_text_is_read_in_parts_however_short():
     config, _ = configure([], 30_000, 5000, in_parts=True)
-    assert config.training.em_tokens == 2_000_000 and config.training.unknown_words == "as-is"
-    assert config.training.epochs == 100
+    assert config.training.em_tokens == 1_000_000 and config.training.unknown_words == "as-is"
+    assert config.training.epochs == 200
 
 
 @pytest.mark.parametrize("wrong", ["model.num_stats=4", "model.num_states=many", "model=3", "seed"])
@@ -65,6 +66,10 @@ def test_wrong_settings_are_refused(wrong):
 def test_numbers():
     assert blocks_for(2**13, 10**4) == 256 and blocks_for(2**13, 98) == 64 and blocks_for(2**6, 10**4) == 2
     assert [embedding_dropout(t) for t in (4, 28, 56, 112, 220, 5000)] == [0.35, 0.35, 0.25, 0.15, 0.05, 0.0]
+
+
+def test_less_state_dropout_where_tokens_are_plenty_and_states_are_few():
+    assert [state_dropout(t, s)[0] for t, s in ((96, 2**12), (96, 2**13), (96, 2**14), (28, 2**12))] == [0.25, 0.25, 0.5, 0.5]
 
 
 def test_a_warning_where_states_outnumber_the_text():

@@ -21,10 +21,13 @@ from vlhmm.training.run_folder import RunFolder
 TOKENS_PER_STATE = 96  # the text supports a state by so many tokens ...
 LEAST_TOKENS_PER_STATE = 8  # ... and with fewer than these most states have nothing to learn from
 FEWEST_STATES, MOST_STATES = 2**6, 2**14  # by default: minutes on two cores
+TOKENS_FOR_LESS_DROPOUT = 60  # per state
+MOST_STATES_FOR_LESS_DROPOUT = 2**13
 STATES_PER_BLOCK = 32
 MOST_BLOCKS = 256
-ITERATIONS = 100
-E_STEP_TOKENS = 2_000_000  # of a text twice as long or longer; before, an E-step reads all of it
+ITERATIONS, ITERATIONS_OF_SMALL = 100, 200
+SMALL_TEXT = 1_000_000  # tokens: below, an iteration takes a second or two
+E_STEP_TOKENS = 1_000_000  # of a longer text; up to 1.5 million tokens an E-step reads all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ def choose(num_tokens: int, vocab_size: int, given: Mapping[str, Any], in_parts:
         value("model.embedding", "independent", "each state has its own embedding")
         dropped = embedding_dropout(num_tokens / states)
         value("training.embedding_dropout", dropped, f"{num_tokens / states:.0f} tokens per state")
+    if given.get("training.optimizer", "adamw") == "adamw":
+        value("training.state_dropout", *state_dropout(num_tokens / states, states))
     if not given.get("training.guide_weight") and not in_parts:
         value("training.unknown_words", "held-out", "rare words stand in for unseen ones, where the text has no <unk>")
     choose_iterations(num_tokens, given, value, in_parts)
@@ -100,17 +105,30 @@ def embedding_dropout(tokens_per_state: float) -> float:
     return round(20 * min(0.35, max(0.0, 0.35 - 0.1 * math.log2(max(1.0, tokens_per_state) / 28)))) / 20
 
 
+def state_dropout(tokens_per_state: float, states: int) -> tuple[float, str]:
+    """0.25 where the tokens of a state are enough to fit it well, else 0.5, and the reason.
+
+    A step costs the square of the states that are kept, so that large models are left at 0.5.
+    """
+    if tokens_per_state < TOKENS_FOR_LESS_DROPOUT:
+        return 0.5, f"{tokens_per_state:.0f} tokens per state"
+    if states > MOST_STATES_FOR_LESS_DROPOUT:
+        return 0.5, "0.25 would take twice the time"
+    return 0.25, f"{tokens_per_state:.0f} tokens per state"
+
+
 def choose_iterations(num_tokens: int, given: Mapping[str, Any], value: Any, in_parts: bool) -> None:
     """Choose epochs, and E-steps on parts of a long text."""
     if given.get("training.method", "em") != "em":
         return
     e_steps = 1
-    if in_parts or (num_tokens >= 2 * E_STEP_TOKENS and not given.get("training.guide_weight")):
+    if in_parts or (num_tokens >= 1.5 * E_STEP_TOKENS and not given.get("training.guide_weight")):
         e_tokens = value("training.em_tokens", E_STEP_TOKENS, "tokens per E-step: the text is read in parts")
         e_steps = 1 if e_tokens is None else max(1, math.ceil(num_tokens / e_tokens))
         if e_steps > 1:
             value("training.checks_per_epoch", e_steps / 10, "a validation every 10 E-steps")
-    epochs = max(1.0, round(ITERATIONS / e_steps, 1)) if e_steps > 1 else float(ITERATIONS)
+    iterations = ITERATIONS_OF_SMALL if num_tokens < SMALL_TEXT else ITERATIONS
+    epochs = max(1.0, round(iterations / e_steps, 1)) if e_steps > 1 else float(iterations)
     value("training.epochs", epochs, f"{math.ceil(epochs * e_steps)} E-steps in all")
 
 
