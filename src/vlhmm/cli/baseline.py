@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -105,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """Nothing; an option that this kind would ignore is refused."""
+    """Refuse an option that this kind would ignore, and names that cannot be written to."""
     from vlhmm.errors import ConfigError
 
     foreign = {
@@ -116,6 +117,9 @@ def _check_options(args: argparse.Namespace) -> None:
     for name in foreign:
         if getattr(args, name) not in (None, []):
             raise ConfigError(f"--{name.replace('_', '-')} means nothing to baseline {args.kind}; leave it out")
+    for name, is_wrong, expected in (("out", os.path.isfile, "a folder"), ("arpa", os.path.isdir, "a file")):
+        if getattr(args, name) is not None and is_wrong(getattr(args, name)):
+            raise ConfigError(f"--{name} {getattr(args, name)}: expected the name of {expected}; choose another one")
     if args.sample_tokens is not None and args.samples is None:
         raise ConfigError("--sample-tokens says how much --samples FILE is to have; give the file, or leave it out")
 
@@ -141,7 +145,8 @@ def _kneser_ney(args: argparse.Namespace, corpus: Corpus) -> tuple[LanguageModel
 def note_fallback(model: KneserNey, quiet: bool) -> None:
     """Say on standard error for which orders the text was too small or too regular to estimate discounts."""
     if model.fallback_orders and not quiet:
-        orders = ", ".join(map(str, model.fallback_orders))
+        some = model.fallback_orders
+        orders = ", ".join(map(str, some)) if len(some) < 10 else f"{some[0]} to {some[-1]}"
         _say(
             f"Kneser-Ney order {orders}: the counts of counts allow no discounts (a small or very regular text); took "
             "0.5, 1 and 1.5, as lmplz --discount_fallback does"
@@ -174,7 +179,7 @@ def _neural(args: argparse.Namespace, corpus: Corpus) -> tuple[LanguageModel, di
 
 
 def _draw(model: Any, args: argparse.Namespace) -> None:
-    """Nothing; afterwards FILE holds text drawn from the model, a line a sentence."""
+    """Write text drawn from the model into FILE, one sentence per line."""
     import torch
 
     from vlhmm.data.text import write_text
