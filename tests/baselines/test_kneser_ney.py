@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract import check_language_model, next_word_distribution
+from vlhmm import load_any
 from vlhmm.baselines import load_baseline
 from vlhmm.baselines.kneser_ney import FALLBACK_DISCOUNTS, KneserNey, estimate, save
 from vlhmm.cli.main import main
@@ -422,3 +423,17 @@ def test_commands_read_arpa_files(tmp_path, capsys, name):
     assert "expected the folder of a run, or an n-gram model named .arpa" in capsys.readouterr().err
     assert main(["mix", arpa, run, "--valid", text, "--out", str(tmp_path / "mixed")]) == 2
     assert f"{arpa} is a file" in capsys.readouterr().err
+
+
+def test_names_that_cannot_be_written_are_refused_before_anything_is_counted(tmp_path, capsys):
+    (tmp_path / "file").write_text("a b\n")
+    for option, name in (("--out", tmp_path / "file"), ("--arpa", tmp_path)):
+        assert main(["baseline", "kn", "no such text", "--valid", "none", option, str(name)]) == 2
+        error = capsys.readouterr().err
+        assert option in error and str(name) in error and error.count("\n") == 1
+
+
+def test_a_file_that_is_no_folder_is_not_looked_into(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="expected the folder of a run"):
+        load_any(tmp_path / "pipe")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -113,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """Refuse options that this kind of baseline would ignore."""
+    """Refuse options that this kind of baseline would ignore, and names that cannot be written to."""
     from vlhmm.errors import ConfigError
 
     foreign = {
@@ -124,6 +125,9 @@ def _check_options(args: argparse.Namespace) -> None:
     for name in foreign:
         if getattr(args, name) not in (None, []):
             raise ConfigError(f"--{name.replace('_', '-')} does not apply to baseline {args.kind}; leave it out")
+    for name, is_wrong, expected in (("out", os.path.isfile, "a folder"), ("arpa", os.path.isdir, "a file")):
+        if getattr(args, name) is not None and is_wrong(getattr(args, name)):
+            raise ConfigError(f"--{name} {getattr(args, name)}: expected the name of {expected}; choose another one")
     if args.sample_tokens is not None and args.samples is None:
         raise ConfigError("--sample-tokens needs --samples FILE; add it, or leave --sample-tokens out")
 
@@ -149,7 +153,8 @@ def _kneser_ney(args: argparse.Namespace, corpus: Corpus) -> tuple[LanguageModel
 def note_fallback(model: KneserNey, quiet: bool) -> None:
     """Say on standard error for which orders the text was too small or too regular to estimate discounts."""
     if model.fallback_orders and not quiet:
-        orders = ", ".join(map(str, model.fallback_orders))
+        some = model.fallback_orders
+        orders = ", ".join(map(str, some)) if len(some) < 10 else f"{some[0]} to {some[-1]}"
         _say(
             f"Kneser-Ney order {orders}: the counts of counts allow no discounts (a small or very regular text); using "
             "0.5, 1 and 1.5, as lmplz --discount_fallback does"
