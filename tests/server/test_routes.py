@@ -363,6 +363,7 @@ def test_a_model_is_found_by_its_name(client):
         "created": client.get("/v1/models/tiny").json()["created"]
     }
     assert client.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
+    assert Client(name="org/tiny").get("/v1/models/org/tiny").json()["id"] == "org/tiny"
 
 
 def test_other_refusals_have_their_status(client):

@@ -3,8 +3,7 @@
 import json
 import math
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from random_llm import LINES, make_tokenizer  # noqa: E402
 import vlhmm  # noqa: E402
 from server.test_routes import Client  # noqa: E402
 from vlhmm.cli.main import main  # noqa: E402
+from vlhmm.errors import QueryError  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -103,16 +103,18 @@ def test_json_of_a_schema(client):
     assert all(math.exp(choice["log_prob"]) <= 1 for choice in answer.json()["choices"])
 
 
-def test_a_pattern_that_explodes_is_refused_while_others_are_answered(client, monkeypatch):
+def test_a_pattern_is_compiled_beside_the_thread_that_answers_others(client, monkeypatch):
     pytest.importorskip("outlines_core")
-    monkeypatch.setattr("vlhmm.steering.byte_automaton.COMPILE_SECONDS", 2)
-    wish = {"prompt": "The", "structured_outputs": {"regex": "(.*a){50}.{50}"}, "max_tokens": 8}
-    with ThreadPoolExecutor(1) as pool:
-        hard = pool.submit(client.post, "/v1/completions", **wish)
-        time.sleep(0.5)
-        assert client.post("/v1/score", text="The dog").status_code == 200
-        assert not hard.done(), "the score did not wait for it"
-    assert hard.result().status_code == 400 and "too large" in hard.result().json()["error"]["message"]
+    threads = []
+
+    def too_large(pattern):
+        threads.append(threading.current_thread().name)
+        raise QueryError("the regular expression is too large")
+
+    monkeypatch.setattr("vlhmm.steering.byte_automaton._compiled_apart", too_large)
+    answer = client.post("/v1/completions", prompt="The", structured_outputs={"regex": "(.*a){50}.{50}"}, max_tokens=8)
+    assert answer.status_code == 400 and "too large" in answer.json()["error"]["message"]
+    assert threads and all(name.startswith("vlhmm-compiler") for name in threads)
 
 
 def test_constraints_over_words_are_refused(client):
