@@ -111,7 +111,7 @@ def other_tasks(number: int, max_new_tokens: int = 32) -> list[Task]:
             patterns = (
                 rf"(The|A|My) [a-z]{{3,8}} {noun} [a-z ,]{{10,60}}\.",
                 r"[A-Z][a-z ,']{20,70}[.!]",
-                rf"[A-Z][a-z, ]+ {noun}[a-z, ]{{0,40}}\.",
+                rf"[A-Z][a-z, ]+ {noun}[a-z, ]{{0,20}}\.",
                 r"(Yes|No), [a-z ,']{10,60}\.",
                 r"[0-9]{1,2}\. [A-Z][a-z ,]{10,60}\.",
             )
