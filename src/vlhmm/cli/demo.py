@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from typing import Any
@@ -69,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     import vlhmm
     from vlhmm.baselines.kneser_ney import KneserNey
     from vlhmm.data import load_corpus
+    from vlhmm.errors import ConfigError
     from vlhmm.evaluation.perplexity import evaluate
     from vlhmm.training.trainer import train
 
@@ -83,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
         )  # fmt: skip
     if result.stopped_by == "interrupt":
         return 130
+    if not math.isfinite(result.best_valid):
+        raise ConfigError(f"the {result.stopped_by} ended training before its first validation; the same command continues it")
     log("Kneser-Ney 5-gram, and its mixture with the HMM …")
     mixture_folder = f"{args.out.rstrip('/')}-mixture"
     mixed = mix_with_kneser_ney(args.out, corpus, mixture_folder, "reset", args.memory, device)
