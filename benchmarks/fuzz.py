@@ -380,6 +380,13 @@ OPTIONS = {
     "manifest": ["--accept"],
     "cluster": ["--blocks", "--sweeps", "--max-vocab", "--min-count"],
     "export": ["--format"],
+    "mix": ["--weights", "--context", "--memory", "--seed", "--threads"],
+    "prepare": ["--shard-tokens", "--max-types", "--max-vocab", "--min-count", "--tokenizer", "--end-of-text", "--vocab"],
+    "baseline": ["--order", "--max-vocab", "--min-count", "--sample-tokens", "--set", "--seed", "--epochs"],
+    "train": ["--states", "--blocks", "--epochs", "--set", "--seed", "--memory", "--time-limit", "--max-vocab", "--mix", "--preset"],
+    "distill": ["--tokens", "--temperature", "--iterations", "--states", "--tokenizer", "--template", "--batch", "--max-new-tokens"],
+    "steer": ["-n", "--words", "--regex", "--must-include", "--json-schema", "--max-new-tokens", "--weight", "--particles", "--beams"],
+    "completion": [],
 }
 
 
@@ -387,10 +394,16 @@ def command_line(draw: random.Random, world: World, note: list[str]) -> str:
     verb = draw.choice(sorted(OPTIONS))
     run = str(world.folder / draw.choice(("hmm", "hmm", "hmm", "kn", "mix")))
     text = text_with_masks(draw) if draw.random() < 0.5 else draw.choice(HOSTILE)
+    train, valid = str(world.folder / "train.txt"), str(world.folder / "valid.txt")
     given = {
         "infill": [run, text], "next": [run, text], "information": [run, draw.choice(("entropy", "phrase", "kl")), text],
         "inspect": [run, draw.choice(("state", "word", "block", "x")), draw.choice((*HOSTILE, "the", "3"))], "evaluate": [run, "-"],
         "cluster": ["-"], "manifest": [str(world.folder / "kn")], "export": [run, draw.choice(HOSTILE) or "x"],
+        "mix": [run, str(world.folder / "kn"), "--valid", valid, "--out", "mixed"], "prepare": [valid, "--out", "prepared"],
+        "baseline": ["kn", train, "--valid", valid, "--out", "kn"], "completion": [draw.choice(HOSTILE)],
+        "train": [train, "--valid", valid, "--out", "run", "--preset", "tiny", "--dry-run"],
+        "distill": ["--samples", train, "--out", "distilled", "--preset", "tiny"],  # no tokenizer: always refused
+        "steer": [run, "--llm", "./nowhere", "--prompt", text],  # there is no such model: always refused
     }.get(verb, [run])  # fmt: skip
     if verb == "export":
         given[1] = given[1].replace("/", "_")  # nothing is written outside this case's own folder
