@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -236,7 +237,14 @@ class RunFolder:
             CheckpointError: A file is missing, damaged, outside the folder, or does not fit the others.
         """
         config, _ = self.config()
-        self.check()
+        with ThreadPoolExecutor(1) as beside:  # checksums take no interpreter lock
+            checked = beside.submit(self.check)
+            try:
+                return self._read(config)
+            finally:
+                checked.result()  # a damaged file is named, whatever else went wrong because of it
+
+    def _read(self, config: RunConfig) -> LoadedRun:
         vocabulary = self.vocabulary()
         blocks = self.blocks(vocabulary)
         factors, weights = self.calibration(), self.load_model()
