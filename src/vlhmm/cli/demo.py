@@ -22,7 +22,7 @@ from vlhmm.cli.numbers import duration
 
 EPILOG = """\
 examples:
-  vlhmm demo                                    about five minutes on two cores
+  vlhmm demo                                    about six minutes on two cores
   vlhmm demo --out runs/demo --format json      one JSON object; the report goes to standard error
   vlhmm infill runs/demo "the [MASK:1-3] of the united states"      query the trained model
 

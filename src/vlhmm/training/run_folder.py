@@ -29,6 +29,7 @@ from vlhmm.config import from_dict, to_dict, to_json
 from vlhmm.data.atomic_io import replace_atomically, write_atomically
 from vlhmm.data.checked import check_tensors, read_object
 from vlhmm.data.manifest import (
+    MODEL_FILES,
     accept_files,
     check_manifest,
     confined,
@@ -237,6 +238,8 @@ class RunFolder:
             CheckpointError: A file is missing, damaged, outside the folder, or does not fit the others.
         """
         config, _ = self.config()
+        for name in MODEL_FILES:  # before anything is read: a pipe would never end
+            confined(self.path, name)
         with ThreadPoolExecutor(1) as beside:  # checksums take no interpreter lock
             checked = beside.submit(self.check)
             try:
