@@ -181,7 +181,7 @@ GUIDES = {
         (
             "training.epochs=220",
             "training.embedding_dropout=0",
-            "training.guide_text=8400000",
+            "distillation.text=8400000",
             "training.extra_tokens=1400000",
         ),
         "as guided, 220 epochs without embedding dropout; every E-step also reads 1.4M tokens of an 8.4M-token text that our "
@@ -196,7 +196,7 @@ GUIDES = {
             MORE_LINES,
             "training.epochs=160",
             "training.embedding_dropout=0.15",
-            "training.guide_text=5600000",
+            "distillation.text=5600000",
             "training.extra_tokens=1120000",
         ),
         "as guided, twice the states in twice the blocks, 160 epochs with less embedding dropout; every E-step also reads "
@@ -210,7 +210,7 @@ def guided(corpus: str, how: str) -> Run:
     """Return the main run distilled from our own LSTM: evidence about the states, and words or text it generates."""
     guide = GUIDES[how]
     teacher = short_lstm() if guide.is_short else lstm(corpus)
-    recipe = Hmm(f"em-{corpus}", ("training.guide_weight=1", *guide.changes), teacher=teacher)
+    recipe = Hmm(f"em-{corpus}", ("distillation.weight=1", *guide.changes), teacher=teacher)
     note = f"{guide.note}; the wall time includes that of the LSTM"
     priority = MAIN + 1 + list(GUIDES).index(how)
     seconds = guide.cost * EM_SECONDS[recipe.config().model.num_states]

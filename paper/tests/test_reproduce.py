@@ -465,7 +465,7 @@ def main_raising(*arguments: str) -> None:
 
 def taught_run() -> Run:
     student = hmm_run("toy-taught")
-    changes = (*student.recipe.changes, "training.guide_weight=1")
+    changes = (*student.recipe.changes, "distillation.weight=1")
     return replace(student, recipe=replace(student.recipe, changes=changes, teacher=lstm_run().recipe), priority=4)
 
 

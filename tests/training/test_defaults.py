@@ -40,7 +40,7 @@ def test_what_is_named_stays_and_the_rest_follows():
     assert config.model.num_blocks == 48 and config.model.num_states % 48 == 0
     config, _ = configure(["model.constraint=none", "model.num_blocks=1"], 30_000, 500)
     assert config.model.allocation == "equal"
-    config, _ = configure(["training.guide_weight=1"], 30_000_000, 500)
+    config, _ = configure(["distillation.weight=1"], 30_000_000, 500)
     assert config.training.unknown_words == "as-is" and config.training.em_tokens is None
 
 

@@ -22,7 +22,7 @@ from vlhmm.data.text import encode
 from vlhmm.errors import ConfigError
 from vlhmm.hmm import DropoutMask
 from vlhmm.training import dry_run as dry_run_module
-from vlhmm.training.config import TrainingConfig
+from vlhmm.training.config import DistillationConfig
 from vlhmm.training.distillation import evidence as evidence_module
 from vlhmm.training.distillation.evidence import (
     LEAST,
@@ -32,7 +32,6 @@ from vlhmm.training.distillation.evidence import (
     squared_distances,
     vectors_of,
 )
-from vlhmm.training.distillation.hook import guide_weight_at
 from vlhmm.training.e_step import expectation, prepare
 from vlhmm.training.presets import preset
 from vlhmm.training.trainer import train
@@ -198,12 +197,12 @@ def test_clusters_are_found():
 
 
 def test_weight_is_full_then_falls_to_zero():
-    settings = TrainingConfig(method="em", batch="sentences", guide_weight=2.0, guide_full=0.5, guide_until=0.75)
-    weights = [guide_weight_at(settings, step, 100) for step in (0, 50, 55, 74, 75, 99)]
+    settings = DistillationConfig(weight=2.0, full=0.5, until=0.75)
+    weights = [settings.weight_at(step, 100) for step in (0, 50, 55, 74, 75, 99)]
     assert weights == pytest.approx([2.0, 2.0, 1.6, 0.08, 0.0, 0.0])
-    assert guide_weight_at(replace(settings, guide_weight=0.0), 0, 100) == 0
-    at_once = replace(settings, guide_full=0.5, guide_until=0.5)
-    assert [guide_weight_at(at_once, step, 100) for step in (49, 51)] == [2.0, 0.0]
+    assert replace(settings, weight=0.0).weight_at(0, 100) == 0
+    at_once = replace(settings, full=0.5, until=0.5)
+    assert [at_once.weight_at(step, 100) for step in (49, 51)] == [2.0, 0.0]
 
 
 # ---- training
@@ -229,7 +228,7 @@ def texts(files):
 
 
 def guided_config(*changes):
-    changes = ("model.num_states=16", "model.num_blocks=4", "training.guide_weight=1", *changes)
+    changes = ("model.num_states=16", "model.num_blocks=4", "distillation.weight=1", *changes)
     return override(preset("tiny"), list(changes))
 
 
@@ -259,12 +258,12 @@ STREAMS = ["training.batch=streams", "training.context=carry", "training.num_str
 @pytest.mark.parametrize("how", ["silent", "extra", "writing", "streams"])
 def test_training_is_guided_then_free_and_goes_on_to_the_same_bits(texts, tmp_path, how):
     few = texts.valid.num_tokens // 3  # an extra text in three parts, one an E-step
-    of_how = {"writing": [f"training.guide_text={3 * few}"], "streams": STREAMS}
+    of_how = {"writing": [f"distillation.text={3 * few}"], "streams": STREAMS}
     changes = of_how.get(how, [])
     if how == "extra":
         texts = texts._replace(extra=texts.valid)
     config = guided_config(
-        "training.checks_per_epoch=1", "training.guide_until=0.8", f"training.extra_tokens={few}", *changes
+        "training.checks_per_epoch=1", "distillation.until=0.8", f"training.extra_tokens={few}", *changes
     )
     remembers_first = RemembersFirst(texts.vocabulary)
     whole = train(texts, config, tmp_path / "whole", teacher=remembers_first)
@@ -288,7 +287,7 @@ def test_a_guide_shows_the_way(texts, tmp_path):
     free = ("model.parameterization=scalar", "training.optimizer=closed-form", "training.smoothing=0.1")
     change = (*free, "training.epochs=4", "training.calibrate=false", "training.state_dropout=0")
     guided = train(texts, guided_config(*change), tmp_path / "guided", teacher=RemembersFirst(texts.vocabulary))
-    alone = train(texts, guided_config(*change, "training.guide_weight=0"), tmp_path / "alone")
+    alone = train(texts, guided_config(*change, "distillation.weight=0"), tmp_path / "alone")
     assert guided.best_valid < 0.97 * alone.best_valid
 
 
@@ -300,7 +299,7 @@ def test_a_few_lines_are_enough_with_a_teacher_that_speaks(files, texts, tmp_pat
     change = ("training.calibrate=false", "training.epochs=30", "training.checks_per_epoch=30")
     speaks = RemembersFirst(corpus.vocabulary)
     silent = train(corpus, guided_config(*change), tmp_path / "silent", teacher=speaks)
-    read = train(corpus, guided_config(*change, "training.guide_text=400"), tmp_path / "read", teacher=speaks)
+    read = train(corpus, guided_config(*change, "distillation.text=400"), tmp_path / "read", teacher=speaks)
     assert read.best_valid < 0.9 * silent.best_valid
 
 
@@ -310,7 +309,7 @@ def test_writing_takes_time_once(texts, tmp_path):
             time.sleep(1.5)
             return super().sample(num_tokens, generator, progress=progress)
 
-    config = guided_config("training.guide_text=50", "training.epochs=2", "training.calibrate=false")
+    config = guided_config("distillation.text=50", "training.epochs=2", "training.calibrate=false")
     teacher = Slow(texts.vocabulary)
     stops = iter([False, True])
     begun = train(texts, config, tmp_path, teacher=teacher, should_stop=lambda: next(stops))
@@ -318,7 +317,7 @@ def test_writing_takes_time_once(texts, tmp_path):
     assert train(texts, config, tmp_path, teacher=teacher).seconds - begun.seconds < 1.5
 
 
-@pytest.mark.parametrize("change, times", [("training.guide_text=2000", 3)])
+@pytest.mark.parametrize("change, times", [("distillation.text=2000", 3)])
 def test_evidence_beyond_the_memory_is_refused(texts, tmp_path, change, times):
     """Of tokens with all that is drawn or written beside them, which no E-step holds at once."""
     speaks = RemembersFirst(texts.vocabulary)
@@ -335,23 +334,23 @@ def test_misuse_is_refused(texts, tmp_path):
     with pytest.raises(ConfigError, match="needs a teacher: --guide RUN"):
         dry_run_module.dry_run(texts, guided_config(), None, "cpu", None)
     with pytest.raises(ConfigError, match="has no effect unless"):
-        train(texts, guided_config("training.guide_weight=0"), tmp_path / "run", teacher=teacher)
-    for name in ("guide_text",):
+        train(texts, guided_config("distillation.weight=0"), tmp_path / "run", teacher=teacher)
+    for name in ("text",):
         with pytest.raises(ConfigError, match=f"{name} cannot be used with an extra text"):
-            config = guided_config(f"training.{name}=2")
+            config = guided_config(f"distillation.{name}=2")
             train(texts._replace(extra=texts.valid), config, tmp_path / "run", teacher=teacher)
         with pytest.raises(ConfigError, match=f"{name}=-1"):
-            guided_config(f"training.{name}=-1")
-        with pytest.raises(ConfigError, match=f"{name}=2 is nothing without a guide"):
-            guided_config("training.guide_weight=0", f"training.{name}=2")
+            guided_config(f"distillation.{name}=-1")
+        with pytest.raises(ConfigError, match=f"{name}=2 has no effect without a teacher"):
+            guided_config("distillation.weight=0", f"distillation.{name}=2")
     for change in ("training.em_tokens=100", "training.batch=streams", "training.method=gradient"):
         with pytest.raises(ConfigError, match="a guide needs training.method=em"):
             guided_config(change)
-    for name in ("guide_text",):
+    for name in ("text",):
         with pytest.raises(ConfigError, match="writes line by line"):
-            guided_config("training.batch=streams", "training.context=carry", f"training.{name}=2")
-    with pytest.raises(ConfigError, match="0 <= guide_full <= guide_until <= 1"):
-        guided_config("training.guide_full=0.99")
+            guided_config("training.batch=streams", "training.context=carry", f"distillation.{name}=2")
+    with pytest.raises(ConfigError, match="0 <= full <= until <= 1"):
+        guided_config("distillation.full=0.99")
     assert not (tmp_path / "run").exists()
 
 
@@ -363,7 +362,7 @@ def test_by_command(files, tmp_path, capsys):
     student = ["train", *given, "--preset", "tiny", "--states", "16", "--blocks", "4", "--quiet"]
     assert main([*student, "--guide", str(lstm), "--out", str(out)]) == 0
     about = json.loads((out / "config.json").read_text())
-    assert about["training"]["guide_weight"] == 1.0 and str(lstm) in json.dumps(about)
+    assert about["distillation"]["weight"] == 1.0 and str(lstm) in json.dumps(about)
     assert main([*student, "--guide", str(lstm), "--dry-run"]) == 0
     capsys.readouterr()
     assert main([*student, "--guide", str(out), "--out", str(tmp_path / "b")]) == 2

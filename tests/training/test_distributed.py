@@ -175,12 +175,12 @@ def test_a_single_process_exchanges_nothing():
     "changes, message",
     [
         (["training.optimizer=closed-form", "model.parameterization=scalar", "training.state_dropout=0"], "closed-form"),
-        (["training.guide_weight=1"], "a guide"),
+        (["distillation.weight=1"], "a guide"),
         (STREAMS, "num_streams=7 is fewer than the 8 ranks"),
     ],
 )
 def test_what_ranks_cannot_do_is_refused(changes, message):
     config = override(config_of("em"), changes)
     with pytest.raises(ConfigError, match=message):
-        check_settings(config.training, rank_of(0, 8))
-    check_settings(config.training, Ranks())
+        check_settings(config, rank_of(0, 8))
+    check_settings(config, Ranks())

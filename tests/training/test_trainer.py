@@ -577,8 +577,8 @@ def test_a_run_of_an_earlier_version_loads_and_goes_on(toy, tmp_path):
     path = tmp_path / "config.json"
     content = json.loads(path.read_text())
     for old, new in RENAMED.items():
-        (group, name), (_, other) = old.split("."), new.split(".")
-        content[group][name] = content[group].pop(other)
+        (group, name), (today, other) = old.split("."), new.split(".")
+        content[group][name] = content[today].pop(other)
     content["training"] |= {"accumulate": 1, "state_decay": None, "guide_draws": 0, "guide_share": 0.5}
     path.write_text(json.dumps(content))
     assert train(toy, config, tmp_path).best_valid == whole.best_valid

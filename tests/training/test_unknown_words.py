@@ -9,7 +9,7 @@ from vlhmm.config import override
 from vlhmm.data.corpora import load_texts
 from vlhmm.data.text import encode, learn
 from vlhmm.errors import ConfigError
-from vlhmm.training.config import TrainingConfig
+from vlhmm.training.config import DistillationConfig, RunConfig, TrainingConfig
 from vlhmm.training.model import load_hmm
 from vlhmm.training.plan import make_plan
 from vlhmm.training.presets import preset
@@ -90,7 +90,10 @@ def test_the_plan_reads_another_text_every_epoch():
 
 def test_a_guide_needs_the_text_as_it_is():
     with pytest.raises(ConfigError, match="as-is"):
-        TrainingConfig(method="em", batch="sentences", guide_weight=1.0, unknown_words="held-out")
+        RunConfig(
+            training=TrainingConfig(method="em", batch="sentences", unknown_words="held-out"),
+            distillation=DistillationConfig(weight=1.0),
+        )
 
 
 def test_a_model_expects_unknown_words_where_they_stand(tmp_path):

@@ -40,7 +40,7 @@ examples:
   vlhmm train train.txt --valid valid.txt --out runs/big --set model.num_blocks=256 --set training.rate=0.01
   vlhmm train ptb --preset em-ptb --extra teacher.txt.gz --out runs/distilled   also train on a teacher's samples
   vlhmm train ptb --preset em-ptb --guide runs/lstm --out runs/guided           use an LSTM's hidden vectors
-  vlhmm train ptb --preset em-ptb --guide runs/lstm --set training.guide_text=5500000 --out runs/read
+  vlhmm train ptb --preset em-ptb --guide runs/lstm --set distillation.text=5500000 --out runs/read
                                                                        and also train on text that the LSTM generates
   vlhmm train train.txt --valid valid.txt --out runs/mine --mix kn     also save a mixture with Kneser-Ney
   vlhmm train samples.jsonl --valid held-out.jsonl --tokenizer tokenizer.json --out runs/tokens
@@ -56,7 +56,7 @@ presets (vlhmm train --list-presets prints their settings):
 """
 
 
-GUIDE_WEIGHT = 1.0  # of --guide, unless training.guide_weight is set
+GUIDE_WEIGHT = 1.0  # of --guide, unless distillation.weight is set
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -317,7 +317,7 @@ def named_settings(args: argparse.Namespace) -> list[str]:
     }
     changes = [f"{name}={value}" for name, value in short.items() if value is not None]
     if args.guide:
-        changes.append(f"training.guide_weight={GUIDE_WEIGHT}")
+        changes.append(f"distillation.weight={GUIDE_WEIGHT}")
     return [f"training.seed={args.seed}", *changes, *args.set]
 
 

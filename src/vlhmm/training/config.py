@@ -21,8 +21,6 @@ RANGES: dict[str, tuple[float, float]] = {
     "extra_tokens": (1, 10**12),
     "m_step_updates": (1, 1_000_000),
     "m_step_row_parts": (1, MAX_STATES),
-    "guide_weight": (0, 1e6),
-    "guide_text": (0, 10**12),
     "smoothing": (0, 1e12),
     "epochs": (0, 1e6),
     "rate": (0, 1e100),
@@ -70,20 +68,6 @@ class TrainingConfig:
     m_step_updates: int = setting(3, "Optimizer steps per E-step.", "EM")
     m_step_row_parts: int = setting(
         1, "With n, each optimizer step of EM reads the transitions out of every n-th state, in turn.", "EM"
-    )
-    guide_weight: float = setting(
-        0.0, "Weight of a teacher's evidence about the states; needs vlhmm train --guide.", "distillation"
-    )
-    guide_full: float = setting(
-        0.6, "Share of training during which the teacher's evidence has its full weight.", "distillation"
-    )
-    guide_until: float = setting(
-        0.95,
-        "Share of training after which the teacher's evidence has no weight; it falls linearly in between.",
-        "distillation",
-    )
-    guide_text: int = setting(
-        0, "Tokens of text that the teacher writes, which are then read as an extra text.", "distillation"
     )
     unknown_words: Literal["as-is", "held-out"] = setting(
         "as-is",
@@ -159,28 +143,6 @@ class TrainingConfig:
         for name in ("average", "embedding_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must lie in [0, 1)")
-        if self.guide_weight < 0 or not 0 <= self.guide_full <= self.guide_until <= 1:
-            raise ConfigError(
-                f"guide_weight={self.guide_weight}, guide_full={self.guide_full}, guide_until={self.guide_until}: expected a "
-                "weight of 0 or more and 0 <= guide_full <= guide_until <= 1"
-            )
-        if self.guide_text < 0:
-            raise ConfigError(f"guide_text={self.guide_text} must be 0 or more")
-        if self.guide_text and not self.guide_weight:
-            raise ConfigError(f"guide_text={self.guide_text} is nothing without a guide; set guide_weight above 0")
-        by_lines = (self.batch, self.context) == ("sentences", "reset")
-        by_streams = (self.batch, self.context) == ("streams", "carry")
-        if self.guide_weight and not (self.method == "em" and self.em_tokens is None and (by_lines or by_streams)):
-            raise ConfigError(
-                "a guide needs training.method=em, no training.em_tokens, and training.batch=sentences with context=reset "
-                "or batch=streams with context=carry: its evidence is about the same rows in every E-step"
-            )
-        if self.guide_text and not by_lines:
-            raise ConfigError("guide_text needs training.batch=sentences: a teacher writes line by line")
-        if self.guide_weight and self.unknown_words == "held-out":
-            raise ConfigError(
-                "a guide reads the text as it is: set training.unknown_words=as-is, or leave the guide out"
-            )
         if self.em_tokens is not None and self.em_tokens < 1:
             raise ConfigError(f"em_tokens={self.em_tokens} must be at least 1, or none for the whole text")
         if self.extra_tokens is not None and self.extra_tokens < 1:
@@ -206,12 +168,68 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DistillationConfig:
+    """A teacher's part in training by EM (`vlhmm train --guide`)."""
+
+    weight: float = setting(
+        0.0, "Weight of a teacher's evidence about the states; needs vlhmm train --guide.", "distillation"
+    )
+    full: float = setting(
+        0.6, "Share of training during which the teacher's evidence has its full weight.", "distillation"
+    )
+    until: float = setting(
+        0.95,
+        "Share of training after which the teacher's evidence has no weight; it falls linearly in between.",
+        "distillation",
+    )
+    text: int = setting(
+        0, "Tokens of text that the teacher writes, which are then read as an extra text.", "distillation"
+    )
+
+    def __post_init__(self) -> None:
+        check_range("distillation.weight", self.weight, 0, 1e6)
+        check_range("distillation.text", self.text, 0, 10**12)
+        if not 0 <= self.full <= self.until <= 1:
+            raise ConfigError(
+                f"distillation.full={self.full}, distillation.until={self.until}: expected 0 <= full <= until <= 1"
+            )
+        if self.text and not self.weight:
+            raise ConfigError(
+                f"distillation.text={self.text} has no effect without a teacher; set distillation.weight above 0"
+            )
+
+    def weight_at(self, step: int, total_steps: int) -> float:
+        """Return the weight of the evidence in a step: full for a share of training, then linearly down to none."""
+        left = (self.until - step / total_steps) / max(self.until - self.full, 1e-9)
+        return self.weight * min(1.0, max(0.0, left))
+
+    def check_training(self, training: TrainingConfig) -> None:
+        """Raise ConfigError where a teacher cannot take part in such training."""
+        if not self.weight:
+            return
+        by_lines = (training.batch, training.context) == ("sentences", "reset")
+        by_streams = (training.batch, training.context) == ("streams", "carry")
+        if not (training.method == "em" and training.em_tokens is None and (by_lines or by_streams)):
+            raise ConfigError(
+                "a guide needs training.method=em, no training.em_tokens, and training.batch=sentences with context=reset "
+                "or batch=streams with context=carry: its evidence is about the same rows in every E-step"
+            )
+        if self.text and not by_lines:
+            raise ConfigError("distillation.text needs training.batch=sentences: a teacher writes line by line")
+        if training.unknown_words == "held-out":
+            raise ConfigError(
+                "a guide reads the text as it is: set training.unknown_words=as-is, or leave the guide out"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Everything a run was made with: `config.json` of its folder."""
 
     format_version: int = setting(FORMAT_VERSION, "Version of the run folder's format; not to be set.", "run")
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    distillation: DistillationConfig = field(default_factory=DistillationConfig)
     max_vocab: int | None = setting(
         None, "Number of most frequent words to keep, as --max-vocab; none for all.", "vocabulary"
     )
@@ -222,6 +240,7 @@ class RunConfig:
             raise ConfigError(f"format_version={self.format_version}: this vlhmm writes {FORMAT_VERSION}, and no other")
         check_range("max_vocab", self.max_vocab, 2, MAX_COUNT)
         check_range("min_count", self.min_count, 1, MAX_COUNT)
+        self.distillation.check_training(self.training)
         if self.training.optimizer == "closed-form" and self.model.parameterization != "scalar":
             raise ConfigError("optimizer=closed-form sets free parameters; it needs model.parameterization=scalar")
         if self.training.m_step_row_parts > 1 and self.model.within == "low-rank":

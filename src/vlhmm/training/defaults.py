@@ -88,7 +88,7 @@ def choose(num_tokens: int, vocab_size: int, given: Mapping[str, Any], in_parts:
         value("training.embedding_dropout", dropped, f"{num_tokens / states:.0f} tokens per state")
     if given.get("training.optimizer", "adamw") == "adamw":
         value("training.state_dropout", *state_dropout(num_tokens / states, states))
-    if not given.get("training.guide_weight") and not in_parts:
+    if not given.get("distillation.weight") and not in_parts:
         value("training.unknown_words", "held-out", "rare words stand in for unseen ones, where the text has no <unk>")
     choose_iterations(num_tokens, given, value, in_parts)
     return chosen
@@ -122,7 +122,7 @@ def choose_iterations(num_tokens: int, given: Mapping[str, Any], value: Any, in_
     if given.get("training.method", "em") != "em":
         return
     e_steps = 1
-    if in_parts or (num_tokens >= 1.5 * E_STEP_TOKENS and not given.get("training.guide_weight")):
+    if in_parts or (num_tokens >= 1.5 * E_STEP_TOKENS and not given.get("distillation.weight")):
         e_tokens = value("training.em_tokens", E_STEP_TOKENS, "tokens per E-step: the text is read in parts")
         e_steps = 1 if e_tokens is None else max(1, math.ceil(num_tokens / e_tokens))
         if e_steps > 1:

@@ -29,7 +29,7 @@ from vlhmm.components.chain_inputs import FilterState
 from vlhmm.data.batches import Batch
 from vlhmm.data.text import Text
 from vlhmm.errors import ConfigError, TrainingError
-from vlhmm.training.config import TrainingConfig
+from vlhmm.training.config import RunConfig
 from vlhmm.training.e_step import Expectation
 from vlhmm.training.run_folder import RunFolder
 
@@ -266,20 +266,21 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def check_settings(config: TrainingConfig, ranks: Ranks) -> None:
+def check_settings(config: RunConfig, ranks: Ranks) -> None:
     """Refuse what several processes cannot train together."""
     if ranks.size == 1:
         return
-    if config.optimizer == "closed-form":
+    training = config.training
+    if training.optimizer == "closed-form":
         raise ConfigError(
             "training.optimizer=closed-form needs the counts of all ranks at once; start it without torchrun, or take adamw"
         )
-    if config.guide_weight:
+    if config.distillation.weight:
         raise ConfigError("a guide clusters the vectors of the whole text; start the run without torchrun")
-    if config.batch == "streams" and config.num_streams < ranks.size:
+    if training.batch == "streams" and training.num_streams < ranks.size:
         raise ConfigError(
-            f"training.num_streams={config.num_streams} is fewer than the {ranks.size} ranks, which share the streams; "
-            f"start at most {config.num_streams}"
+            f"training.num_streams={training.num_streams} is fewer than the {ranks.size} ranks, which share the streams; "
+            f"start at most {training.num_streams}"
         )
 
 

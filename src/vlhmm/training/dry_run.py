@@ -28,7 +28,7 @@ def dry_run(
 ) -> dict[str, Any]:
     """Parameters, peak memory and seconds per epoch, from two steps or `seconds` of training."""
     hook = distillation_for(corpus, config, teacher)
-    if config.training.guide_text:
+    if config.distillation.text:
         corpus = corpus._replace(extra=corpus.train)  # what a teacher writes costs as much to read
     if blocks is None:
         tokens = UnknownWords(corpus.train, corpus.vocabulary, config.training).for_clustering()

@@ -4,6 +4,7 @@ Run folders and records hold the settings they were made with. They are never re
 they are read.
 """
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,10 @@ RENAMED = {
     "model.slot_code": "model.source_block_init",
     "training.m_parts": "training.m_step_row_parts",
     "training.m_steps": "training.m_step_updates",
+    "training.guide_weight": "distillation.weight",
+    "training.guide_full": "distillation.full",
+    "training.guide_until": "distillation.until",
+    "training.guide_text": "distillation.text",
 }
 
 
@@ -29,18 +34,22 @@ def migrated(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     Returns: the settings, and those removed ones that had an effect, by their old dotted names.
     """
     removed = {name: value for name, value in flattened(settings) if name in REMOVED and value != REMOVED[name]}
-    return _renamed(settings), removed
+    today = copy.deepcopy(settings)
+    for name in REMOVED:
+        _pop(today, name)
+    for old, new in RENAMED.items():
+        found = _pop(today, old)
+        group, _, name = new.partition(".")
+        if found and isinstance(place := today.setdefault(group, {}), dict):  # a reader refuses what is no group
+            place[name] = found[0]
+    return today, removed
 
 
-def _renamed(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the settings under today's names, without those that no longer exist."""
-    return {
-        RENAMED.get(prefix + name, name).rpartition(".")[2]: _renamed(value, f"{prefix}{name}.")
-        if isinstance(value, dict)
-        else value
-        for name, value in settings.items()
-        if prefix + name not in REMOVED
-    }
+def _pop(settings: dict[str, Any], dotted: str) -> list[Any]:
+    """Remove a setting. Returns its value in a list, or an empty list if there is none."""
+    group, _, name = dotted.partition(".")
+    place = settings.get(group)
+    return [place.pop(name)] if isinstance(place, dict) and name in place else []
 
 
 def flattened(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

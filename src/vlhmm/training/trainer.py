@@ -80,12 +80,12 @@ def train(
     """Train the run in folder `out`, or resume it. The model with the best validation perplexity is kept there.
 
     Stops with a checkpoint after `time_limit` seconds of this session, or when `should_stop` returns True; the same call
-    resumes. With training.guide_weight > 0 a `teacher` gives evidence about the states.
+    resumes. With distillation.weight > 0 a `teacher` gives evidence about the states.
     """
     hook = distillation_for(corpus, config, teacher)
     check_shares(corpus.train, config.training)
     began, ranks = time.monotonic(), Ranks()
-    check_settings(config.training, ranks)
+    check_settings(config, ranks)
 
     def stop() -> str | None:
         late = time_limit is not None and time.monotonic() - began > time_limit

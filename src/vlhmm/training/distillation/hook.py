@@ -10,7 +10,7 @@ from vlhmm.data.batches import Batch
 from vlhmm.data.corpora import Corpus
 from vlhmm.errors import ConfigError
 from vlhmm.hmm import DropoutMask
-from vlhmm.training.config import RunConfig, TrainingConfig
+from vlhmm.training.config import RunConfig
 from vlhmm.training.distillation.evidence import (
     Clusters,
     DistillationTargets,
@@ -28,29 +28,23 @@ if TYPE_CHECKING:
 
 def distillation_for(corpus: Corpus, config: RunConfig, teacher: Teacher | None) -> Distillation | None:
     """Make the hook of a run; ConfigError if a teacher is missing, has nothing to do, or fits no setting of the run."""
-    weight = config.training.guide_weight
+    weight = config.distillation.weight
     if weight and teacher is None:
-        raise ConfigError(f"training.guide_weight={weight} needs a teacher: --guide RUN, a trained LSTM's folder")
+        raise ConfigError(f"distillation.weight={weight} needs a teacher: --guide RUN, a trained LSTM's folder")
     if teacher is not None and not weight:
-        raise ConfigError("--guide has no effect unless training.guide_weight > 0; set it")
+        raise ConfigError("--guide has no effect unless distillation.weight > 0; set it")
     if weight and config.model.constraint == "uniform":
         raise ConfigError("a guide cannot be used with model.constraint=uniform")
-    if config.training.guide_text and corpus.extra is not None:
-        raise ConfigError("training.guide_text cannot be used with an extra text: leave one of them out")
-    return None if teacher is None else Distillation(teacher, config.training)
-
-
-def guide_weight_at(config: TrainingConfig, step: int, total_steps: int) -> float:
-    """Return the weight of a teacher's evidence: full for a share of training, then straight down to none."""
-    left = (config.guide_until - step / total_steps) / max(config.guide_until - config.guide_full, 1e-9)
-    return config.guide_weight * min(1.0, max(0.0, left))
+    if config.distillation.text and corpus.extra is not None:
+        raise ConfigError("distillation.text cannot be used with an extra text: leave one of them out")
+    return None if teacher is None else Distillation(teacher, config)
 
 
 class Distillation:
     """A teacher's part in a run: a `TrainingHook`."""
 
-    def __init__(self, teacher: Teacher, settings: TrainingConfig) -> None:
-        self.teacher, self.settings = teacher, settings
+    def __init__(self, teacher: Teacher, config: RunConfig) -> None:
+        self.teacher, self.config, self.settings = teacher, config, config.distillation
         self.clusters: Clusters | None = None
         # by a batch's identity; the batch is held, so that its id is no other's
         self._evidence: dict[int, tuple[Batch, Evidence]] = {}
@@ -68,9 +62,9 @@ class Distillation:
 
     def add_text(self, corpus: Corpus, folder: RunFolder, log: Callable[[str], None]) -> Corpus:
         """Add the text that the teacher writes, if it is to write any, as an extra text."""
-        if not self.settings.guide_text:
+        if not self.settings.text:
             return corpus
-        return corpus._replace(extra=teacher_text(self.teacher, self.settings, folder, corpus.vocabulary, log))
+        return corpus._replace(extra=teacher_text(self.teacher, self.config, folder, corpus.vocabulary, log))
 
     def begin(self, trainer: Trainer) -> None:
         """Note the run, whose first step the clusters are made from."""
@@ -78,11 +72,11 @@ class Distillation:
 
     def is_active_at(self, step: int) -> bool:
         """Return whether the teacher's evidence has any weight in that step."""
-        return guide_weight_at(self.settings, step, self.trainer.total_steps) > 0
+        return self.settings.weight_at(step, self.trainer.total_steps) > 0
 
     def evidence(self, batches: Sequence[Batch], mask: DropoutMask, step: int) -> DistillationTargets | None:
         """Return what the teacher says about the batches' tokens; None when its time is over."""
-        weight = guide_weight_at(self.settings, step, self.trainer.total_steps)
+        weight = self.settings.weight_at(step, self.trainer.total_steps)
         if not weight:
             self._evidence = {}  # large tables
             return None
@@ -95,7 +89,7 @@ class Distillation:
         run = self.trainer
         self._check_memory()
         run.log("the teacher reads the training text and its vectors are clustered: a minute or so per million tokens")
-        generator = generator_for(self.settings.seed, "guide", 0)
+        generator = generator_for(self.config.training.seed, "guide", 0)
         evidence, self.clusters = make_evidence(
             self.teacher, list(batches), run.block_of_word, run.hmm.num_alive, run.blocks.states_per_block, generator
         )
@@ -114,7 +108,7 @@ class Distillation:
     def _check_memory(self) -> None:
         """Raise ConfigError if the evidence, two bytes per token and state of its block, is beyond the budget."""
         run, extra = self.trainer, self.trainer.corpus.extra
-        of_extra = self.settings.guide_text or (extra.num_tokens if extra is not None else 0)
+        of_extra = self.settings.text or (extra.num_tokens if extra is not None else 0)
         tokens = run.corpus.train.num_tokens + of_extra
         needed = 2 * tokens * run.blocks.states_per_block
         if run.memory is not None and needed > run.memory:

@@ -12,7 +12,7 @@ from torch import Tensor
 from vlhmm.data.corpora import Corpus
 from vlhmm.data.text import Text, encode, read_lines, write_text
 from vlhmm.data.vocabulary import Vocabulary
-from vlhmm.training.config import TrainingConfig
+from vlhmm.training.config import RunConfig
 from vlhmm.training.plan import generator_for
 from vlhmm.training.run_folder import RunFolder
 
@@ -31,16 +31,16 @@ class Teacher(Protocol):
 
 def teacher_text(
     teacher: Teacher,
-    settings: TrainingConfig,
+    settings: RunConfig,
     folder: RunFolder,
     vocabulary: Vocabulary,
     log: Callable[[str], None],
 ) -> Text:
     """Have the teacher write a text for a run; one that is in the run's folder is read back."""
     if not folder.text_path.exists():
-        log(f"the teacher generates {settings.guide_text:,} tokens: a minute or two per million")
+        log(f"the teacher generates {settings.distillation.text:,} tokens: a minute or two per million")
         progress = throttled_progress(log, "the teacher has written")
-        text = teacher.sample(settings.guide_text, generator_for(settings.seed, "text", 0), progress=progress)
+        text = teacher.sample(settings.distillation.text, generator_for(settings.training.seed, "text", 0), progress=progress)
         write_text(folder.text_path, text, vocabulary)
     return encode(read_lines(folder.text_path), vocabulary)
 
