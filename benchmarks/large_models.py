@@ -29,6 +29,7 @@ from vlhmm.cli.numbers import tokens
 from vlhmm.data import Corpus
 from vlhmm.data.atomic_io import write_atomically
 from vlhmm.malloc import kept_memory
+from vlhmm.products import fast_products
 from vlhmm.training.config import RunConfig
 from vlhmm.training.e_step import expectation
 from vlhmm.training.presets import preset
@@ -136,7 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
     corpus, instead = choose_corpus(args.corpus, args.data_dir, 1_000_000, 0)
     row: dict[str, Any] = {"corpus": corpus.name, "corpus_instead": instead, "machine": machine.describe(1)}
     row["commit"] = machine.commit()
-    with tempfile.TemporaryDirectory(prefix="vlhmm-large-") as scratch, kept_memory():
+    with tempfile.TemporaryDirectory(prefix="vlhmm-large-") as scratch, kept_memory(), fast_products():
         folder = Path(scratch)
         write_corpus(corpus, folder)
         if args.only != "growth":

@@ -27,6 +27,7 @@ from benchmarks.material import synthetic_corpus
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.config import override
 from vlhmm.malloc import kept_memory
+from vlhmm.products import fast_products
 from vlhmm.training.presets import preset
 from vlhmm.training.run_folder import RunFolder
 from vlhmm.training.trainer import Trainer
@@ -77,7 +78,7 @@ def measure(states: int = 1024, blocks: int = 128, words: int = 10_000, repeats:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with tempfile.TemporaryDirectory() as folder, kept_memory():
+        with tempfile.TemporaryDirectory() as folder, kept_memory(), fast_products():
             trainer = trainer_of(states, blocks, words, folder)
             step = least_ms(lambda: trainer.train_step(trainer.batches()), repeats)
             parts = arithmetic_ms(trainer, repeats)

@@ -84,6 +84,7 @@ def main(arguments: list[str]) -> int:
     from benchmarks.machine import peak_gb
     from vlhmm.errors import VlhmmError
     from vlhmm.malloc import kept_memory
+    from vlhmm.products import use_fast_products
 
     out = sys.stdout
     sys.stdout = sys.stderr  # the lines below are all that is said to the parent
@@ -97,7 +98,9 @@ def main(arguments: list[str]) -> int:
             import torch
 
             torch.set_num_threads(settings["threads"])
-        # as `train` does, for all who train, but for the naive program, which is what one would write
+        # as the command line does, but for the naive program, which is what one would write
+        if name != "naive":
+            use_fast_products()
         with nullcontext() if name in ("machine", "scoring", "naive") else kept_memory():
             runner = contestant(name, {"seed": 0, **settings, "own_process": True})
             ready = runner.prepare()

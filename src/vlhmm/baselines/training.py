@@ -37,6 +37,7 @@ from vlhmm.evaluation.perplexity import evaluate, perplexity
 from vlhmm.evaluation.protocol import LanguageModel
 from vlhmm.limits import MAX_COUNT, MAX_SEED, check_ranges, shortened
 from vlhmm.malloc import kept_memory
+from vlhmm.products import fast_products
 
 Event = dict[str, Any]
 Progress = Callable[[Event], None]
@@ -200,6 +201,7 @@ def load_baseline(run_dir: str | Path) -> LanguageModel:
 
 
 @kept_memory()
+@fast_products()
 def train_baseline(
     kind: str,
     corpus: Corpus,

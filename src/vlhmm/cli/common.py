@@ -77,9 +77,12 @@ def setup(args: argparse.Namespace) -> str:
     """Apply the machine options and return the name of the device."""
     import torch
 
+    from vlhmm.products import use_fast_products
+
     # Before torch starts its threads, which inherit it: products with numbers below 1e-38 are very slow, and
     # probabilities that small are zero to float32 anyway.
     torch.set_flush_denormal(True)
+    use_fast_products()
     if args.threads is None and "LOCAL_WORLD_SIZE" in os.environ:  # torchrun's processes share the cores
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
     if args.threads is not None:

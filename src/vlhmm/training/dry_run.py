@@ -8,6 +8,7 @@ from typing import Any
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.data.corpora import Corpus
 from vlhmm.malloc import kept_memory
+from vlhmm.products import fast_products
 from vlhmm.training.config import RunConfig
 from vlhmm.training.distillation import Teacher, distillation_for
 from vlhmm.training.make_blocks import make_blocks
@@ -17,6 +18,7 @@ from vlhmm.training.unknown_words import UnknownWords
 
 
 @kept_memory()
+@fast_products()
 def dry_run(
     corpus: Corpus,
     config: RunConfig,

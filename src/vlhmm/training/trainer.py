@@ -24,6 +24,7 @@ from vlhmm.errors import CheckpointError, TrainingError
 from vlhmm.evaluation.perplexity import perplexity
 from vlhmm.hmm import DropoutMask
 from vlhmm.malloc import kept_memory
+from vlhmm.products import fast_products
 from vlhmm.training.calibration import calibrate
 from vlhmm.training.checkpoint import Progress, restore_checkpoint, save_checkpoint
 from vlhmm.training.config import RunConfig
@@ -62,6 +63,7 @@ class TrainResult:
 
 
 @kept_memory()
+@fast_products()
 def train(
     corpus: Corpus,
     config: RunConfig,
