@@ -9,6 +9,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ def fast_products() -> Iterator[None]:
     if not onednn_is_better():
         yield
         return
-    settings = torch.backends.mkldnn.matmul
+    settings = _settings()
     before, settings.fp32_precision = settings.fp32_precision, "bf16"
     try:
         yield
@@ -34,7 +35,7 @@ def fast_products() -> Iterator[None]:
 def use_fast_products() -> None:
     """Let oneDNN multiply float32 matrices until this process ends, where that is faster and as exact as MKL."""
     if onednn_is_better():
-        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        _settings().fp32_precision = "bf16"
 
 
 @functools.cache
@@ -48,6 +49,11 @@ def onednn_is_better() -> bool:
     return "AuthenticAMD" in _processor() and torch.backends.cpu.get_cpu_capability() == "AVX512" and _is_exact()
 
 
+def _settings() -> Any:
+    """Return torch's settings of products by oneDNN, which its type stubs do not know."""
+    return torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+
+
 def _processor() -> str:
     """Return Linux's description of the processor; empty on other systems."""
     try:
@@ -58,7 +64,7 @@ def _processor() -> str:
 
 def _is_exact() -> bool:
     """Return whether products that may be rounded to bfloat16 are still those of float32."""
-    settings, generator = torch.backends.mkldnn.matmul, torch.Generator().manual_seed(0)
+    settings, generator = _settings(), torch.Generator().manual_seed(0)
     before, settings.fp32_precision = settings.fp32_precision, "bf16"
     try:
         return all(_error(*shape, generator) < LARGEST_ERROR for shape in SHAPES)
