@@ -6,8 +6,11 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+
 from vlhmm.config import override
 from vlhmm.data.corpora import load_texts
+from vlhmm.data.text import encode
 from vlhmm.errors import VlhmmError
 from vlhmm.training.distributed import Ranks, join, leave
 from vlhmm.training.presets import preset
@@ -23,7 +26,28 @@ SCENARIOS = {
     "carry": ["training.context=carry", *STREAMS],
     "one-row": ["training.batch_tokens=1", "training.method=gradient", "training.epochs=0.02"],  # ranks without rows
     "prepared": ["training.em_tokens=700", "training.epochs=2"],
-}
+    "guided": ["distillation.weight=1"],
+    "guided-text": ["distillation.weight=1", "distillation.text=600", "training.extra_tokens=200"],
+    "guided-streams": [
+        "distillation.weight=1", "training.context=carry", "training.batch=streams", "training.num_streams=7",
+        "training.segment_length=90",
+    ],
+}  # fmt: skip
+
+
+class Counting:
+    """A teacher whose vector after a word tells the word and how often it occurred in the row before."""
+
+    def __init__(self, vocabulary):
+        self.vocabulary = vocabulary
+
+    def vectors_after(self, tokens):
+        seen = (tokens[:, :, None] == tokens[:, None, :]).tril().sum(-1)
+        return torch.stack([(tokens * 0.7).sin(), (tokens * 1.3).cos(), seen.float().sqrt()], dim=-1)
+
+    def sample(self, num_tokens, generator, *, progress):
+        words = torch.randint(2, len(self.vocabulary), (num_tokens // 4, 3), generator=generator)
+        return encode([[self.vocabulary.words[i] for i in line] for line in words.tolist()], self.vocabulary)
 
 
 def config_of(scenario: str):
@@ -40,7 +64,9 @@ def stop_after(steps: int):
 
 
 def run(folder: Path, scenario: str, out: Path, **more):
-    return train(corpus_of(folder, scenario), config_of(scenario), out, **more)
+    corpus = corpus_of(folder, scenario)
+    teacher = Counting(corpus.vocabulary) if scenario.startswith("guided") else None
+    return train(corpus, config_of(scenario), out, teacher=teacher, **more)
 
 
 def notice_late() -> None:

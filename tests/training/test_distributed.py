@@ -175,7 +175,6 @@ def test_a_single_process_exchanges_nothing():
     "changes, message",
     [
         (["training.optimizer=closed-form", "model.parameterization=scalar", "training.state_dropout=0"], "closed-form"),
-        (["distillation.weight=1"], "a guide"),
         (STREAMS, "num_streams=7 is fewer than the 8 ranks"),
     ],
 )

@@ -65,14 +65,29 @@ class Ranks:
             return batches
         last = self._shared[0] if self._shared is not None else []
         if self._shared is None or len(last) != len(batches) or any(a is not b for a, b in zip(last, batches, strict=True)):
-            # streams keep their rank, which has their state; sentences take turns, as the first row is the longest
-            streams = any(batch.continues for batch in batches)
-            parts = [self._rows(batch, 0 if streams else number) for number, batch in enumerate(batches)]
+            parts = [self._part(batch, rows) for batch, rows in zip(batches, self._rows(batches), strict=True)]
             self._shared = batches, [part for part in parts if len(part.lengths)] or [_nothing(batches[0])]
         return self._shared[1]
 
-    def _rows(self, batch: Batch, turn: int) -> Batch:
-        rows = slice((self.rank + turn) % self.size, None, self.size)
+    def share_of_tokens(self, table: Tensor, number: int, batches: list[Batch]) -> Tensor | None:
+        """Return the rows of a table with one row per token (padding included) of `batches[number]` that belong to this
+        rank's part of it, as `share` cuts it; None where it has no part."""
+        if self.size == 1:
+            return table
+        batch, rows = batches[number], self._rows(batches)[number]
+        part = self._part(batch, rows)
+        if not len(part.lengths):
+            return None
+        width = part.tokens.shape[1]
+        return table.unflatten(0, batch.tokens.shape)[rows, :width].flatten(0, 1).clone()
+
+    def _rows(self, batches: list[Batch]) -> list[slice]:
+        """Return this rank's rows of each batch."""
+        # streams keep their rank, which has their state; sentences take turns, as the first row is the longest
+        streams = any(batch.continues for batch in batches)
+        return [slice((self.rank + (0 if streams else n)) % self.size, None, self.size) for n in range(len(batches))]
+
+    def _part(self, batch: Batch, rows: slice) -> Batch:
         lengths = batch.lengths[rows]
         width = max(1, int(lengths.max())) if len(lengths) else 1
         return Batch(batch.tokens[rows, :width], lengths, batch.restart[rows, :width], batch.continues)
@@ -275,8 +290,6 @@ def check_settings(config: RunConfig, ranks: Ranks) -> None:
         raise ConfigError(
             "training.optimizer=closed-form needs the counts of all ranks at once; start it without torchrun, or take adamw"
         )
-    if config.distillation.weight:
-        raise ConfigError("a guide clusters the vectors of the whole text; start the run without torchrun")
     if training.batch == "streams" and training.num_streams < ranks.size:
         raise ConfigError(
             f"training.num_streams={training.num_streams} is fewer than the {ranks.size} ranks, which share the streams; "

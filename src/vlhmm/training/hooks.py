@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from vlhmm.data.batches import Batch
@@ -31,8 +31,8 @@ class TrainingHook(Protocol):
     def begin(self, trainer: Trainer) -> None:
         """Take what is needed of a run before its first step."""
 
-    def evidence(self, batches: Sequence[Batch], mask: DropoutMask, step: int) -> TokenEvidence | None:
-        """Evidence about the states of the batches' tokens in this step, if there is any."""
+    def evidence(self, batches: list[Batch], mask: DropoutMask, step: int) -> TokenEvidence | None:
+        """Return evidence about the states of this rank's tokens of the step's batches, if there is any."""
 
     def is_active_at(self, step: int) -> bool:
         """Return whether the step has evidence: its likelihood is then not that of the text alone."""

@@ -99,7 +99,8 @@ def train(
             blocks = open_run(folder, corpus, config, blocks, described or {}, log, hook)
         sitting = time.monotonic()
         if hook is not None:
-            corpus = hook.add_text(corpus, folder, log)
+            with ranks.first_before_others():
+                corpus = hook.add_text(corpus, folder, log)
         trainer = Trainer(corpus, config, folder, blocks, device, memory, hook, log)
         trainer.restore()
         stopped_by = trainer.run(stop, progress, sitting)
@@ -189,12 +190,16 @@ class Trainer:
             self.save()
         return None
 
-    def batches(self) -> list[Batch]:
-        """Return the batches of the next step: this rank's rows of them."""
+    def whole_batches(self) -> list[Batch]:
+        """Return the batches of the next step, of all ranks together."""
         epoch, index = divmod(self.at.step, self.steps_per_epoch)
         if self._epoch[0] != epoch:
             self._epoch = (epoch, self.plan(epoch))
-        return self.ranks.share(self._epoch[1][index])
+        return self._epoch[1][index]
+
+    def batches(self) -> list[Batch]:
+        """Return the batches of the next step: this rank's rows of them."""
+        return self.ranks.share(self.whole_batches())
 
     def mask(self) -> DropoutMask:
         """Return the dropout mask of the next step."""
@@ -204,7 +209,7 @@ class Trainer:
         """Dropout mask, E-step, M-step. Returns the number of tokens, of all ranks together."""
         at, settings = self.at, self.settings
         mask = self.mask()
-        evidence = self.hook.evidence(batches, mask, at.step) if self.hook is not None else None
+        evidence = self.hook.evidence(self.whole_batches(), mask, at.step) if self.hook is not None else None
         carry = reduce_carry(at.carry, mask) if batches[0].continues else None
         prepared = self.prepared.get(batches, carry.block if carry is not None else None)
         potentials = self.hmm.potentials(mask)

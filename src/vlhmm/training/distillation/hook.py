@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from vlhmm.data.batches import Batch
 from vlhmm.data.corpora import Corpus
@@ -12,6 +14,7 @@ from vlhmm.errors import ConfigError
 from vlhmm.hmm import DropoutMask
 from vlhmm.training.config import RunConfig
 from vlhmm.training.distillation.evidence import (
+    LEAST,
     Clusters,
     DistillationTargets,
     Evidence,
@@ -47,7 +50,7 @@ class Distillation:
         self.teacher, self.config, self.settings = teacher, config, config.distillation
         self.clusters: Clusters | None = None
         # by a batch's identity; the batch is held, so that its id is no other's
-        self._evidence: dict[int, tuple[Batch, Evidence]] = {}
+        self._evidence: dict[int, tuple[Batch, Evidence | None]] = {}
 
     def describe(self, corpus: Corpus) -> dict[str, Any]:
         """Return a number that identifies the teacher."""
@@ -74,36 +77,46 @@ class Distillation:
         """Return whether the teacher's evidence has any weight in that step."""
         return self.settings.weight_at(step, self.trainer.total_steps) > 0
 
-    def evidence(self, batches: Sequence[Batch], mask: DropoutMask, step: int) -> DistillationTargets | None:
-        """Return what the teacher says about the batches' tokens; None when its time is over."""
+    def evidence(self, batches: list[Batch], mask: DropoutMask, step: int) -> DistillationTargets | None:
+        """Return what the teacher says about this rank's tokens of the batches; None when its time is over."""
         weight = self.settings.weight_at(step, self.trainer.total_steps)
         if not weight:
             self._evidence = {}  # large tables
             return None
         if self.clusters is None:
             self._read(self.trainer.plan(0)[0])  # the first step's, wherever this sitting began
-        return DistillationTargets([self._about(batch) for batch in batches], mask, weight)
+        found = [self._about(number, batches) for number in range(len(batches))]
+        num_slots = self.trainer.blocks.states_per_block
+        nothing = torch.full((1, num_slots), LEAST, dtype=torch.float16)  # of a rank without rows
+        return DistillationTargets([each for each in found if each is not None] or [nothing], mask, weight)
 
-    def _read(self, batches: Sequence[Batch]) -> None:
-        """Have the teacher read the first step's text, and cluster its vectors."""
+    def _read(self, batches: list[Batch]) -> None:
+        """Have the teacher read the first step's text, and cluster its vectors: every rank finds the same clusters."""
         run = self.trainer
         self._check_memory()
         run.log("the teacher reads the training text and its vectors are clustered: a minute or so per million tokens")
         generator = generator_for(self.config.training.seed, "guide", 0)
         evidence, self.clusters = make_evidence(
-            self.teacher, list(batches), run.block_of_word, run.hmm.num_alive, run.blocks.states_per_block, generator
+            self.teacher, batches, run.block_of_word, run.hmm.num_alive, run.blocks.states_per_block, generator
         )
-        self._evidence = {id(batch): (batch, each) for batch, each in zip(batches, evidence, strict=True)}
+        for number, each in enumerate(evidence):
+            self._keep(each, number, batches)
 
-    def _about(self, batch: Batch) -> Evidence:
-        """Return the evidence about a batch; one that is new, a part of an extra text, is read by the teacher first."""
+    def _about(self, number: int, batches: list[Batch]) -> Evidence | None:
+        """Return the evidence about this rank's part of a batch; a new one, of an extra text, is read by the teacher first."""
+        batch = batches[number]
         if id(batch) not in self._evidence:
             assert self.clusters is not None
             run = self.trainer
             num_slots = run.blocks.states_per_block
             found = evidence_about(self.teacher, batch, self.clusters, run.block_of_word, num_slots)
-            self._evidence[id(batch)] = batch, found
+            self._keep(found, number, batches)
         return self._evidence[id(batch)][1]
+
+    def _keep(self, evidence: Evidence, number: int, batches: list[Batch]) -> None:
+        """Keep this rank's part of the evidence about a batch."""
+        batch = batches[number]
+        self._evidence[id(batch)] = batch, self.trainer.ranks.share_of_tokens(evidence, number, batches)
 
     def _check_memory(self) -> None:
         """Raise ConfigError if the evidence, two bytes per token and state of its block, is beyond the budget."""
