@@ -58,6 +58,12 @@ def test_emission_kernels_give_the_same_bits_on_any_number_of_threads(monkeypatc
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (7, 300)])  # the last: more rows than one chunk holds
+def test_layer_norm(shape):
+    inputs = randn(*shape, 6), randn(6), randn(6)
+    assert_same(fused.layer_norm(*inputs, 1e-5), nn.functional.layer_norm(inputs[0], (6,), *inputs[1:], 1e-5), inputs)
+
+
 def test_take():
     table, slots = randn(3, 5, 6), torch.tensor([[0, 4], [3, 1], [2, 3]])
     plain = table.gather(1, slots[..., None].expand(-1, -1, 6))

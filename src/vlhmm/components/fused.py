@@ -140,6 +140,37 @@ class _BlockedByKernels(torch.autograd.Function):
         return d_hidden, d_weight, d_bias, None, None
 
 
+def layer_norm(
+    x: Float[Tensor, "*row width"], weight: Float[Tensor, " width"], bias: Float[Tensor, " width"], eps: float
+) -> Float[Tensor, "*row width"]:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis; all sums have a fixed order."""
+    return _LayerNorm.apply(x, weight, bias, eps)
+
+
+class _LayerNorm(torch.autograd.Function):
+    """torch's own, but the gradients of weight and bias, which it adds up in an order that depends on the threads."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, eps):
+        result, mean, scale = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
+        ctx.save_for_backward(x, mean, scale, weight, bias)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        x, mean, scale, weight, bias = ctx.saved_tensors
+        given, width = gradient.contiguous(), x.shape[-1:]
+        only_x = (True, False, False)
+        d_x = torch.ops.aten.native_layer_norm_backward(given, x, width, mean, scale, weight, bias, only_x)[0]
+        d_weight, d_bias = torch.zeros_like(weight), torch.zeros_like(bias)
+        parts = (tensor.reshape(-1, tensor.shape[-1]).split(ROWS) for tensor in (x, mean, scale, given))
+        for part, m, s, g in zip(*parts, strict=True):
+            d_weight += ((part - m) * s).mul_(g).sum(0)
+            d_bias += g.sum(0)
+        return d_x, d_weight, d_bias, None
+
+
 def take(
     table: Float[Tensor, "block slot width"], slots: Int[Tensor, "block kept"]
 ) -> Float[Tensor, "block kept width"]:

@@ -3,13 +3,25 @@
 import torch
 from torch import Tensor, nn
 
+from vlhmm.components.fused import layer_norm
+
+
+class LayerNorm(nn.LayerNorm):
+    """(x - mean) / sqrt(variance + eps) * weight + bias, with gradients that do not depend on the number of threads.
+
+    torch adds up the gradients of weight and bias per thread; another number of threads rounds them differently.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
 
 class Residual(nn.Module):
     """LayerNorm(ReLU(D W2) + D) with D = ReLU(E W1): the paper's appendix, normalized after the sum."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.first, self.second, self.norm = nn.Linear(size, size), nn.Linear(size, size), nn.LayerNorm(size)
+        self.first, self.second, self.norm = nn.Linear(size, size), nn.Linear(size, size), LayerNorm(size)
 
     def forward(self, embedding: Tensor) -> Tensor:
         inner = torch.relu(self.first(embedding))
