@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.components import emissions
 from vlhmm.components.config import ModelConfig
-from vlhmm.components.fused import linear_log_softmax, take
+from vlhmm.components.fused import blocked_log_softmax, linear_log_softmax, take
 from vlhmm.components.networks import Residual, composed, network
 from vlhmm.components.transitions import BlockFactored, LowRank, Softmax
 
@@ -242,7 +242,7 @@ class HMM(nn.Module):
             return composed(layer, self.networks[side]) if folded else (layer.weight, layer.bias)
 
         start = self.start_score(hidden["start"])[..., 0]
-        log_emission = emissions.blocked(
+        log_emission = blocked_log_softmax(
             hidden["emission"], *last(self.word, "emission"), self.words_by_block, self.block_sizes
         )
         num_slots = embedding.shape[1]

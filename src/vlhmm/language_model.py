@@ -482,9 +482,7 @@ class HMMLanguageModel:
             >>> model.infill("the [MASK:1-2] runs .", n=2, seed=1)[0].text.endswith("runs .")
             True
         """
-        return self.gaps(text, constraint=constraint, scope=scope, eos=eos, allow_eos=allow_eos, memory=memory).sample(
-            n, seed
-        )
+        return prepare(self, text, constraint, scope, eos, allow_eos, memory).sample(n, seed)
 
     def best_fill(
         self,
@@ -517,7 +515,7 @@ class HMMLanguageModel:
             >>> model.best_fill("the [MASK] runs .").criterion
             'most probable word'
         """
-        return self.gaps(text, constraint=constraint, scope=scope, eos=eos, allow_eos=allow_eos, memory=memory).best()
+        return prepare(self, text, constraint, scope, eos, allow_eos, memory).best()
 
     def gap_distributions(
         self,
@@ -549,9 +547,7 @@ class HMMLanguageModel:
             >>> [round(sum(gap.lengths.values()), 6) for gap in model.gap_distributions("the [MASK:1-2] runs .")]
             [1.0]
         """
-        return self.gaps(
-            text, constraint=constraint, scope=scope, eos=eos, allow_eos=allow_eos, memory=memory
-        ).marginals()
+        return prepare(self, text, constraint, scope, eos, allow_eos, memory).marginals()
 
     # ---- words given both sides
 

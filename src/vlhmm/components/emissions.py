@@ -9,19 +9,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vlhmm.components.fused import blocked_log_softmax
-
-
-def blocked(
-    hidden: Float[Tensor, "block slot width"],
-    weight: Float[Tensor, "word width"],
-    bias: Float[Tensor, " word"],
-    words_by_block: Int[Tensor, " word"],
-    block_sizes: list[int],
-) -> Float[Tensor, "word slot"]:
-    """log p(x | z) from state vectors and word vectors, normalized within each block."""
-    return blocked_log_softmax(hidden, weight, bias, words_by_block, block_sizes)
-
 
 def blocked_scalar(
     logits: Float[Tensor, "word slot"], words_by_block: Int[Tensor, " word"], block_sizes: list[int]

@@ -18,7 +18,6 @@ from vlhmm.analysis.stationary import usage_of
 from vlhmm.clustering.brown import merge_classes
 from vlhmm.data.user_text import generator_of
 from vlhmm.lattice.sampling import Draw
-from vlhmm.queries.sample import next_states
 from vlhmm.server.responses import written
 
 _EXAMPLES = 2_000
@@ -146,7 +145,7 @@ class Explorer:
             for part in state.split(_STATES_AT_ONCE):
                 if distributions.interrupt is not None:
                     distributions.interrupt()
-                following.append(next_states(distributions, part, draw))
+                following.append(distributions.sample_next(part, draw.generator))
             state = torch.cat(following)
         drawn = [pair for pair in zip(words_of, states_of, strict=True) if len(pair[0]) > 3]
         return sorted(drawn, key=lambda pair: len(pair[0]))
