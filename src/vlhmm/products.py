@@ -9,8 +9,11 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+
+mkldnn: Any = torch.backends.mkldnn  # torch's annotations do not know its `matmul`
 
 # rows, inner dimension and columns: of networks, of transition tiles, of row tiles of the softmax
 SHAPES = ((512, 256, 256), (64, 64, 64), (256, 64, 1024))
@@ -23,7 +26,7 @@ def fast_products() -> Iterator[None]:
     if not onednn_is_better():
         yield
         return
-    settings = torch.backends.mkldnn.matmul
+    settings = mkldnn.matmul
     before, settings.fp32_precision = settings.fp32_precision, "bf16"
     try:
         yield
@@ -34,7 +37,7 @@ def fast_products() -> Iterator[None]:
 def use_fast_products() -> None:
     """Let oneDNN multiply float32 matrices until this process ends, where that is faster and as exact as MKL."""
     if onednn_is_better():
-        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        mkldnn.matmul.fp32_precision = "bf16"
 
 
 @functools.cache
@@ -43,7 +46,7 @@ def onednn_is_better() -> bool:
 
     Depends on the processor and on torch alone, not on a measurement: a resumed run must choose the same.
     """
-    if not hasattr(torch.backends.mkldnn, "matmul") or not torch.backends.mkldnn.is_available():
+    if not hasattr(mkldnn, "matmul") or not mkldnn.is_available():
         return False  # torch before 2.9 has no such setting
     return "AuthenticAMD" in _processor() and torch.backends.cpu.get_cpu_capability() == "AVX512" and _is_exact()
 
@@ -58,7 +61,7 @@ def _processor() -> str:
 
 def _is_exact() -> bool:
     """Return whether products that may be rounded to bfloat16 are still those of float32."""
-    settings, generator = torch.backends.mkldnn.matmul, torch.Generator().manual_seed(0)
+    settings, generator = mkldnn.matmul, torch.Generator().manual_seed(0)
     before, settings.fp32_precision = settings.fp32_precision, "bf16"
     try:
         return all(_error(*shape, generator) < LARGEST_ERROR for shape in SHAPES)
