@@ -6,6 +6,8 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+from operator import and_
 from typing import Any
 
 from vlhmm.cli.common import add_format, add_machine_options, log_to, setup, verb_parser
@@ -73,12 +75,7 @@ def constraint_of(args: argparse.Namespace) -> Any:
     if args.length is not None:
         parts.append(length(*word_range(args.length, "--length")))
     parts += [regex(pattern) for pattern in args.regex]
-    if not parts:
-        return None
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole & part
-    return whole
+    return reduce(and_, parts) if parts else None
 
 
 def load_model(args: argparse.Namespace, run_folder: str | None = None, any_kind: bool = False) -> Any:
