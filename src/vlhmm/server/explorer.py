@@ -4,7 +4,6 @@ Example sentences are drawn from the model together with their states, so that a
 that the model wrote while in it.
 """
 
-import dataclasses
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -57,20 +56,20 @@ class Explorer:
         self.doing = f"finding how much each state is used: round {number}, change {change:.1g} of 1e-6"
 
     def summary(self, top: int = 20) -> dict[str, Any]:
-        return plain(self.inspector.summary(top))
+        return self.inspector.summary(top).to_dict()
 
     def state(self, state: int, top: int = 10) -> dict[str, Any]:
         """Return a state's words, neighbours, usage and example sentences."""
-        return plain(self.inspector.state(state, top)) | {"examples": self._examples(lambda word, z: z == state)}
+        return self.inspector.state(state, top).to_dict() | {"examples": self._examples(lambda word, z: z == state)}
 
     def word(self, word: str, top: int = 10) -> dict[str, Any]:
         """Return the states a word comes from, what stands around it, and example sentences."""
-        view = plain(self.inspector.word(word, top))
+        view = self.inspector.word(word, top).to_dict()
         return view | {"examples": self._examples(lambda each, z: each == view["id"])}
 
     def block(self, block: int, top: int = 10) -> dict[str, Any]:
         """Return a block's words, states, neighbours, usage and example sentences."""
-        view = plain(self.inspector.block(block, top))
+        view = self.inspector.block(block, top).to_dict()
         states = set(self.model.distributions.states_of_block[block].tolist())
         return view | {"examples": self._examples(lambda word, z: z in states)}
 
@@ -149,14 +148,3 @@ class Explorer:
             state = torch.cat(following)
         drawn = [pair for pair in zip(words_of, states_of, strict=True) if len(pair[0]) > 3]
         return sorted(drawn, key=lambda pair: len(pair[0]))
-
-
-def plain(view: Any) -> dict[str, Any]:
-    """Return a view as JSON values: named tuples become objects."""
-
-    def convert(value: Any) -> Any:
-        if isinstance(value, list):
-            return [convert(entry) for entry in value]
-        return {name: convert(entry) for name, entry in value._asdict().items()} if hasattr(value, "_asdict") else value
-
-    return {field.name: convert(getattr(view, field.name)) for field in dataclasses.fields(view)}

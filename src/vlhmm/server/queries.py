@@ -3,6 +3,8 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+from operator import and_
 from types import ModuleType
 from typing import Any
 
@@ -134,12 +136,7 @@ def constraint_of(model: Any, body: read.Body, limits: Limits) -> Constraint | N
         if high is not None and (low or 0) > high:
             raise RequestError(f"min_words is {low}, expected at most max_words, {high}", "min_words")
         parts.append(length(low or 0, high))
-    if not parts:
-        return None
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole & part
-    return whole
+    return reduce(and_, parts) if parts else None
 
 
 def check_template(model: Any, template: str, limits: Limits) -> None:
