@@ -275,8 +275,13 @@ def _infill(limits: Limits) -> Schema:
             "must_not": _strings(16),
             "in_order": _boolean(),
             "regex": _strings(8),
-            "min_words": _integer(0, limits.gap_words * 16),
-            "max_words": _integer(0, limits.gap_words * 16),
+            "length": {
+                "type": "array",
+                "items": _integer(0, limits.gap_words * 16) | {"type": ["integer", "null"]},
+                "minItems": 1,
+                "maxItems": 2,
+                "description": "Least and most words of the text; null for no limit",
+            },
         },
         "template",
     )

@@ -109,7 +109,7 @@ def constraint_of(model: Any, body: read.Body, limits: Limits) -> Constraint | N
     """Return the constraint that a request's fields ask for, all of them together."""
     parts: list[Constraint] = []
     asked = [
-        name for name in ("must_contain", "must_not", "regex", "min_words", "max_words") if body.get(name) is not None
+        name for name in ("must_contain", "must_not", "regex", "length") if body.get(name) is not None
     ]
     if asked and isinstance(model.vocabulary, TokenVocabulary):
         raise RequestError(
@@ -130,12 +130,8 @@ def constraint_of(model: Any, body: read.Body, limits: Limits) -> Constraint | N
                 f"regex has {len(pattern):,} characters, expected at most {limits.regex_chars:,}", "regex"
             )
         parts.append(regex(pattern))
-    low = read.integer(body, "min_words", None, 0, limits.gap_words * 16)
-    high = read.integer(body, "max_words", None, 0, limits.gap_words * 16)
-    if low is not None or high is not None:
-        if high is not None and (low or 0) > high:
-            raise RequestError(f"min_words is {low}, expected at most max_words, {high}", "min_words")
-        parts.append(length(low or 0, high))
+    if body.get("length") is not None:
+        parts.append(length(*read.word_range(body, "length", limits.gap_words * 16)))
     return reduce(and_, parts) if parts else None
 
 

@@ -100,6 +100,17 @@ def strings(body: Body, name: str, most: int) -> list[str]:
     return found
 
 
+def word_range(body: Body, name: str, most: int) -> tuple[int, int | None]:
+    """Return [low, high] or [low], with null or nothing for no upper limit."""
+    value = body[name]
+    if not isinstance(value, list) or not 1 <= len(value) <= 2:
+        raise RequestError(f"{name} is {_shown(value)}, expected [low, high] or [low]", name)
+    low, high = (integer({name: each}, name, None, 0, most) for each in (*value, None)[:2])
+    if high is not None and (low or 0) > high:
+        raise RequestError(f"{name} is {_shown(value)}, expected low to be at most high", name)
+    return low or 0, high
+
+
 def _shown(value: Any) -> str:
     written = json.dumps(value) if value is not None else "missing"
     return written if len(written) <= 60 else written[:57] + "..."
