@@ -1,11 +1,11 @@
-"""Constraints on the text a language model writes, combined by & | ~.
+"""Constraints on the text that a language model generates, combined by &, | and ~.
 
 Input:  words, regular expressions, JSON schemas.
 Output: `TextConstraint`, which compiles to a minimal `ByteAutomaton` of the whole generated text (without the prompt).
 
-A word character is an ASCII letter, digit or underscore, or any character of U+00C0-U+1FFF and U+3040-U+D7FF (letters
-of nearly every script; punctuation, symbols and emoji lie elsewhere). The blocks stand for Unicode's own property,
-which would make every automaton twenty times larger.
+A word character is an ASCII letter, digit or underscore, or any character of U+00C0-U+1FFF and U+3040-U+D7FF. These
+ranges contain the letters of nearly every script; punctuation, symbols and emoji are elsewhere. Unicode's own property
+would make every automaton twenty times larger.
 """
 
 import json
@@ -22,7 +22,7 @@ _SPECIAL = set(r"\.+*?()|[]{}^$#&-~/")
 
 
 class TextConstraint:
-    """A regular set of texts. `&` both, `|` either, `~` not.
+    """A regular set of texts. `a & b` is the intersection, `a | b` the union, `~a` the complement.
 
     Example:
         >>> constraint = must_contain("park", ["dog", "dogs"]) & length(5, 12)
@@ -59,28 +59,28 @@ class TextConstraint:
         return f"TextConstraint({self.description}, {self.automaton.num_states} states)"
 
     def accepts(self, text: str | bytes) -> bool:
-        """Whether the whole text meets the constraint."""
+        """Return whether the whole text satisfies the constraint."""
         return self.automaton.accepts(text)
 
 
 def anything() -> TextConstraint:
-    """Every valid text: only the end within the token budget is required."""
+    """Accept every valid text. Only an end within the token budget is required."""
     return TextConstraint("anything()", byte_automaton.any_text())
 
 
 def regex(pattern: str, max_states: int = MAX_STATES) -> TextConstraint:
-    """The whole text matches the pattern (Rust syntax; `.` does not match a newline unless (?s) is set)."""
+    """Accept texts that match the pattern as a whole (Rust syntax; `.` does not match a newline unless (?s) is set)."""
     return TextConstraint(f"regex({pattern!r})", byte_automaton.from_regex(pattern, ours=False), max_states)
 
 
 def choice(*options: str) -> TextConstraint:
-    """The text is one of the options."""
+    """Accept the given texts only."""
     _check_texts("choice", options)
     return TextConstraint(f"choice{options!r}", byte_automaton.from_regex(_alternatives(options)))
 
 
 def json_schema(schema: str | dict[str, object], max_states: int = MAX_STATES) -> TextConstraint:
-    """The text is a JSON value of that schema (as `outlines-core` turns it into a regular expression)."""
+    """Accept JSON values of the schema, as `outlines-core` converts it to a regular expression."""
     try:
         from outlines_core.json_schema import build_regex_from_schema
     except ImportError:
@@ -94,7 +94,7 @@ def json_schema(schema: str | dict[str, object], max_states: int = MAX_STATES) -
 
 
 def must_contain(*items: str | Sequence[str], any_case: bool = False, max_states: int = MAX_STATES) -> TextConstraint:
-    """The text has every item, or one of the alternatives where an item is a list; at word boundaries.
+    """Accept texts that contain every item at word boundaries. An item that is a list stands for any one of its members.
 
     The minimal automaton has about 2^items * letters states.
     """
@@ -110,7 +110,7 @@ def must_contain(*items: str | Sequence[str], any_case: bool = False, max_states
 
 
 def must_not(*items: str, any_case: bool = False, max_states: int = MAX_STATES) -> TextConstraint:
-    """The text has none of the words or phrases, at word boundaries."""
+    """Accept texts that contain none of the words or phrases at word boundaries."""
     if not items:
         raise QueryError("must_not needs at least one word")
     refused = byte_automaton.complement(_including(items, any_case), max_states)
@@ -118,7 +118,7 @@ def must_not(*items: str, any_case: bool = False, max_states: int = MAX_STATES) 
 
 
 def length(low: int, high: int | None = None) -> TextConstraint:
-    """The text has `low` to `high` words: runs of characters between white space. None: no upper limit."""
+    """Accept texts of `low` to `high` words (runs of characters between white space). None means no upper limit."""
     if low < 0 or (high is not None and high < low):
         raise QueryError(f"length({low}, {high}): expected 0 <= low <= high")
     byte_automaton.check_count(8 * max(low, high or 0), MAX_STATES)  # with those within characters of several bytes
@@ -133,17 +133,17 @@ def length(low: int, high: int | None = None) -> TextConstraint:
 
 
 def prefix(text: str) -> TextConstraint:
-    """The generated text begins so."""
+    """Accept texts that begin with `text`."""
     return TextConstraint(f"prefix({text!r})", byte_automaton.from_regex(f"(?s){escape(text)}.*"))
 
 
 def suffix(text: str) -> TextConstraint:
-    """The generated text ends so."""
+    """Accept texts that end with `text`."""
     return TextConstraint(f"suffix({text!r})", byte_automaton.from_regex(f"(?s).*{escape(text)}"))
 
 
 def sentence_end() -> TextConstraint:
-    """The text ends with . ! or ?, closing quotes and brackets allowed after it."""
+    """Accept texts that end with . ! or ?, possibly followed by closing quotes or brackets."""
     return TextConstraint("sentence_end()", byte_automaton.from_regex("(?s).*[.!?][\"')\u201d\u2019]*"))
 
 
@@ -165,20 +165,23 @@ def constraint(
     any_case: bool = False,
     max_states: int = MAX_STATES,
 ) -> TextConstraint:
-    """All of the named constraints at once; every text if none is named.
+    """Combine the named constraints; all of them must hold. Without any, every text is accepted.
 
     Args:
-        regex: The whole text matches it.
+        regex: A pattern that the whole text matches.
         choice: The text is one of these.
-        json_schema: The text is a JSON value of that schema.
-        must_contain: Words or phrases the text has, each at word boundaries; a list stands for any one of its members.
-        must_not: Words or phrases it has not.
-        length: Fewest and most words; None for no upper limit.
-        prefix: How the text begins.
-        suffix: How it ends.
-        sentence_end: Whether it ends with . ! or ?
+        json_schema: The text is a JSON value of this schema.
+        must_contain: Words or phrases that the text contains, each at word boundaries. A list means any one of its members.
+        must_not: Words or phrases that the text does not contain.
+        length: The least and the greatest number of words; None for no upper limit.
+        prefix: The beginning of the text.
+        suffix: The end of the text.
+        sentence_end: Whether the text ends with . ! or ?
         any_case: Whether must_contain and must_not ignore case.
-        max_states: Larger automata are refused.
+        max_states: Automata with more states are refused.
+
+    Returns:
+        The combined constraint.
 
     Example:
         >>> constraint(must_contain=["park", ["dog", "dogs"]], length=(5, 12)).accepts("two dogs ran to the park")
@@ -207,7 +210,7 @@ def constraint(
 
 
 def escape(text: str) -> str:
-    """The text as a regular expression that matches nothing else."""
+    """Return a regular expression that matches this text and nothing else."""
     return "".join("\\" + letter if letter in _SPECIAL else letter for letter in text)
 
 
@@ -227,7 +230,7 @@ def _any_case(text: str) -> str:
 
 
 def _including(texts: Sequence[str], any_case: bool) -> ByteAutomaton:
-    """(.*[^word])? text ([^word].*)?; a side whose own character is no word character needs no boundary."""
+    """Compile (.*[^word])? text ([^word].*)?; a side whose outer character is not a word character needs no boundary."""
     _check_texts("must_contain or must_not", texts)
     parts = []
     for text in texts:
