@@ -107,7 +107,7 @@ def test_refusals(parts, tmp_path, folder):
     path = write_checkpoint(model, tmp_path / "hmm", "ctrl-g")
     arrays = load_file(path / "model.safetensors")
     for changed, said in (
-        ({"alpha_exp": arrays["alpha_exp"][:-1]}, "config.json says"),
+        ({"alpha_exp": arrays["alpha_exp"][:-1]}, "by config.json"),
         ({"alpha_exp": arrays["alpha_exp"] * 0.5}, "does not sum to one"),
         ({"gamma": None}, "neither gamma nor gamma_exp"),
     ):
@@ -125,7 +125,7 @@ def test_refusals(parts, tmp_path, folder):
         write_checkpoint(model, tmp_path / "x", "other")
     with pytest.raises(QueryError, match="give eos"):
         write_checkpoint(steering_hmm(model), tmp_path / "x", "trace")
-    with pytest.raises(QueryError, match="only dense ones"):
+    with pytest.raises(QueryError, match="expected a dense HMM"):
         write_checkpoint(steering_hmm(model), tmp_path / "x", "trace", eos=1)
 
 

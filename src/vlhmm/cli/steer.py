@@ -81,7 +81,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Generate and print the texts; return 0. Bad input is refused before the language model is loaded."""
     if not args.prompt and not args.prompts:
-        raise ConfigError("--prompt is missing: what the language model is asked; or give --prompts FILE")
+        raise ConfigError("--prompt is missing; give a prompt, or --prompts FILE")
     setup(args)
     from vlhmm.steering.distill import read_prompts
     from vlhmm.steering.generation import generate, guide_for

@@ -19,10 +19,10 @@ from vlhmm.steering import compile_regex
 from vlhmm.steering.compile_regex import MARK, compiled
 
 MAX_STATES = 2048  # of a whole constraint, after minimization
-_EXPLORE_FACTOR = 64  # intermediate products may be this many times larger before the count stops
+_EXPLORE_FACTOR = 64  # intermediate products may have this many times more states
 DEAD = -1
-COMPILE_SECONDS = 10  # of processor, and
-COMPILE_MEMORY = 1 << 30  # bytes, for a user's regular expression
+COMPILE_SECONDS = 10  # of processor time, for a regular expression given by a user
+COMPILE_MEMORY = 1 << 30  # bytes, for the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,11 +130,11 @@ def _product(left: ByteAutomaton, right: ByteAutomaton, both: bool, max_states: 
     table = np.concatenate([left.delta, right.delta])
     _, first, byte_class = np.unique(table, axis=1, return_index=True, return_inverse=True)
     byte_class = byte_class.reshape(-1)
-    # one extra row stands for the state of refusal, so that -1 indexes it
+    # one extra row for the rejecting state, which index -1 then selects
     a = np.vstack([left.delta[:, first], np.full((1, len(first)), DEAD)]).astype(np.int64)
     b = np.vstack([right.delta[:, first], np.full((1, len(first)), DEAD)]).astype(np.int64)
     width = right.num_states + 1
-    # both parts shifted by one: 0 is the state of refusal
+    # both parts are shifted by one: 0 is the rejecting state
     known = np.array([1 * width + 1], dtype=np.int64)
     frontier, sources, targets = known, [], []
     explored_limit = max_states * _EXPLORE_FACTOR
@@ -219,7 +219,7 @@ def minimal(automaton: ByteAutomaton) -> ByteAutomaton:
     if block[0] == dead:
         return ByteAutomaton(np.full((1, 256), DEAD, dtype=np.int32), np.zeros(1, dtype=bool))
     order, seen = [int(block[0])], {int(block[0])}
-    for state in order:  # grows while it is walked
+    for state in order:  # the list grows during the loop
         for following in dict.fromkeys(table[state][byte_class].tolist()):  # by byte: one numbering per language
             if following != dead and following not in seen:
                 seen.add(following)

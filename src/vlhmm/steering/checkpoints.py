@@ -25,7 +25,7 @@ from vlhmm.language_model import HMMLanguageModel
 from vlhmm.steering.hmm import DEFAULT_MEMORY, SteeringHMM
 
 Dialect = Literal["ctrl-g", "trace"]
-_ROW_SUM_ERROR = 0.01  # float16 training leaves rows that sum to one only about
+_ROW_SUM_ERROR = 0.01  # after float16 training, rows sum to one only approximately
 
 
 def is_checkpoint(path: str | Path) -> bool:
@@ -77,7 +77,7 @@ def read_checkpoint(path: str | Path, memory: int = DEFAULT_MEMORY) -> SteeringH
     shapes = {"start": (states,), "transition": (states, states), "emission": (states, vocab_size)}
     for name, found in {"start": start, "transition": transition, "emission": emission}.items():
         if tuple(found.shape) != shapes[name]:
-            raise DataError(f"{file}: {name} has shape {tuple(found.shape)}, config.json says {shapes[name]}")
+            raise DataError(f"{file}: {name} has shape {tuple(found.shape)}, expected {shapes[name]} by config.json")
         total = found.sum(-1, keepdim=True)
         if not bool(((total - 1).abs() < _ROW_SUM_ERROR).all()):
             raise DataError(f"{file}: {name} does not sum to one in every row; the checkpoint is damaged or unfinished")
@@ -124,7 +124,7 @@ def write_checkpoint(model: HMMLanguageModel | SteeringHMM, path: str | Path, di
     if eos is None or not 0 <= eos < model.vocab_size:
         raise QueryError(f"the end token is {eos}, expected an id from 0 to {model.vocab_size - 1}: give eos")
     if model.num_blocks != 1:
-        raise QueryError(f"the HMM has {model.num_blocks} blocks; only dense ones are written, or a trained model itself")
+        raise QueryError(f"the HMM has {model.num_blocks} blocks; expected a dense HMM or a trained model")
     from safetensors.torch import save_file
 
     emission = model.emission.t().log().clamp(min=LOG_ZERO).contiguous()

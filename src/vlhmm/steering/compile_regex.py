@@ -11,9 +11,9 @@ import sys
 from array import array
 from functools import cache
 
-# outlines-core leaves out the moves from an accepting state into the middle of a character. With a private
-# character behind the pattern, no state within the text is accepting; those from which it is accepted are. Texts may
-# not have characters of its plane, U+100000 and above, which Unicode assigns to nothing.
+# outlines-core omits transitions from an accepting state into the middle of a character. With a private character
+# appended to the pattern, no state within the text is accepting; the states that accept this character are final.
+# Texts may not contain characters from U+100000 on, a plane that Unicode leaves unassigned.
 MARK = "\U0010ffff"
 WRONG, TOO_LARGE = 2, 3  # exit codes
 
@@ -35,7 +35,7 @@ def compiled(pattern: str) -> "array[int]":
         ValueError: The pattern is invalid.
     """
     vocabulary, index_class = _byte_vocabulary()
-    index_class(pattern, vocabulary)  # alone first: the mark must not complete a broken pattern
+    index_class(pattern, vocabulary)  # the pattern alone first: the mark must not complete an invalid one
     index = index_class(f"(?:{pattern}){MARK}", vocabulary)
     transitions, finals = index.get_transitions(), set(index.get_final_states())
     initial = index.get_initial_state()
@@ -53,7 +53,7 @@ def main() -> int:
     memory, seconds, max_states = map(int, sys.argv[1:])
     try:
         import resource
-    except ImportError:  # no such limits on this system; the caller still ends us in time
+    except ImportError:  # no such limits on this system; the caller ends the process after its timeout
         pass
     else:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from vlhmm.steering.llm import LLM
 
 Progress = Callable[[int, int], None]
-HELD_OUT = 40  # one line in so many is for validation, another one for the report
+HELD_OUT = 40  # one line in HELD_OUT is validation text, another one test text
 REPORT = "distillation.json"
-_MOST_GOING = 7 / 8  # of a batch: below it, samples that have ended are left out, which copies the cache
+_MOST_GOING = 7 / 8  # share of a batch: below it, finished samples are dropped, which copies the cache
 
 
 # ---- drawing
@@ -50,8 +50,8 @@ class DrawSettings:
 
     temperature: float = 1.0
     max_new_tokens: int = 40
-    template: str | None = None  # a text with {prompt}; none: the model's chat template
-    batch: int = 256  # samples drawn side by side; one shard
+    template: str | None = None  # a text with {prompt}; None: the model's chat template
+    batch: int = 256  # samples drawn in parallel, which form one shard
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -160,9 +160,9 @@ def draw_shard(
     uniforms = generator.random((settings.batch, settings.max_new_tokens, 2))
     reader = CachedReader(llm, [heads[i] for i in chosen.tolist()])
     written = np.full((settings.batch, settings.max_new_tokens), llm.end_ids[0])
-    rows = np.arange(settings.batch)  # the samples that the reader goes on with
+    rows = np.arange(settings.batch)  # the unfinished samples
     for t in range(settings.max_new_tokens):
-        logits = reader.logits()[:, : len(llm.vocabulary)].cpu()  # there may be more than ids
+        logits = reader.logits()[:, : len(llm.vocabulary)].cpu()  # a model may have more logits than ids
         tokens = draw_ids(logits, torch.from_numpy(uniforms[rows, t]), settings.temperature).numpy()
         written[rows, t] = tokens
         going = np.flatnonzero(~np.isin(written[rows, : t + 1], llm.end_ids).any(axis=1))
@@ -219,7 +219,7 @@ def _lines_of(paths: Iterable[str | Path], vocabulary: TokenVocabulary) -> Itera
             yield from read_token_lines(file, vocabulary)
 
 
-# ---- what the language model itself says of them
+# ---- the language model's own probabilities
 
 
 def llm_log_probs(
@@ -269,18 +269,18 @@ class DistillationReport:
     num_states: int
     num_blocks: int
     vocabulary_size: int
-    samples_tokens: int  # in all, of which
-    train_tokens: int  # were trained on, and
-    test_tokens: int  # are those of this report
+    samples_tokens: int  # of all samples
+    train_tokens: int  # of the training text
+    test_tokens: int  # of the test text, on which the values below are measured
     hmm_nats: float
     kn_nats: float  # Kneser-Ney, 5-gram, on the same text
-    mixture_nats: float  # of the two, weights by EM on the validation text
+    mixture_nats: float  # of HMM and Kneser-Ney, weights by EM on the validation text
     mixture_weight: float  # of the HMM
-    llm_nats: float | None  # of the model itself, which sees the prompt; none if it was not at hand
+    llm_nats: float | None  # of the language model, which sees the prompt; None without the model
     temperature: float | None  # of the samples, and of llm_nats
-    hmm_mb: float  # files of the model, 10^6 bytes
+    hmm_mb: float  # size of the model files, 10^6 bytes
     train_minutes: float
-    finished: bool  # training came to its end
+    finished: bool  # whether training was completed
 
     def write(self, folder: str | Path) -> None:
         """Write the report to the run folder."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DEFAULT_BATCH = 16
-_SCORES_AT_ONCE = 8  # float32 numbers per sequence and token that exist at the same time
+_SCORES_AT_ONCE = 8  # float32 numbers per sequence and vocabulary entry that exist at the same time
 _hmm_of_model: "weakref.WeakKeyDictionary[HMMLanguageModel, SteeringHMM]" = weakref.WeakKeyDictionary()
 
 
@@ -44,10 +44,10 @@ class SteeredText:
 
     prompt: str
     text: str
-    token_ids: tuple[int, ...]  # with the end token
+    token_ids: tuple[int, ...]  # the end token included
     log_prob: float  # log p_LLM(token_ids | prompt) at temperature 1, in nats
-    log_weight: float | None  # of a sample, for averages under p_LLM(. | C); None after greedy or beam search
-    satisfied: bool  # checked on the text itself, apart from everything else
+    log_weight: float | None  # importance weight of a sample for p_LLM(. | C); None for greedy and beam search
+    satisfied: bool  # checked on the text itself
 
     @property
     def nats_per_token(self) -> float:
@@ -128,11 +128,11 @@ def _pieces(
         if differ or abs(len(tokenizer.get_vocab()) - len(own)) > len(own) // 100:
             raise ConfigError(
                 f"the tokenizers do not match: the language model's has {len(tokenizer.get_vocab()):,} tokens, the HMM's "
-                f"{len(own):,}, and {differ:,} ids are spelled otherwise; distill the HMM from this language model"
+                f"{len(own):,}, and {differ:,} ids have different bytes; distill the HMM from this language model"
             )
     elif max(tokenizer.get_vocab().values()) >= hmm.vocab_size and count > hmm.vocab_size:
         raise ConfigError(
-            f"the tokenizers do not match: the language model's writes {count:,} tokens, the HMM knows "
+            f"the tokenizers do not match: the language model's has {count:,} tokens, the HMM "
             f"{hmm.vocab_size:,}; use an HMM that was distilled from this language model"
         )
     hmm.pieces_of[tokenizer] = pieces
@@ -268,7 +268,7 @@ def _check_options(
     if mode != "sample" and particles > 1:
         raise QueryError(f"{particles} particles need mode sample, got {mode}")
     if mode == "beam" and n > num_beams:
-        raise QueryError(f"{n} texts of a search with {num_beams} beams; raise num_beams")
+        raise QueryError(f"n={n} exceeds num_beams={num_beams}; raise num_beams")
 
 
 def _check_memory(rows: int, guide: Guide, memory: int) -> None:

@@ -19,7 +19,7 @@ from vlhmm.steering.hmm import SteeringHMM
 from vlhmm.steering.lookahead import Progress, lookahead_table
 from vlhmm.steering.token_automaton import DEAD, TokenAutomaton
 
-_TOKENS_AT_ONCE = 256  # of one block and class, by a kernel
+_TOKENS_AT_ONCE = 256  # of one block and class, processed together by a kernel
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Guide:
             log_probability = np.log(total) + np.where(np.isfinite(top), top, 0)
         logs = found.log_().add_(shift)
         logs.sub_(torch.from_numpy(np.where(total > 0, log_probability, 0)).to(logs.dtype)[:, None])
-        for i in np.flatnonzero(~(total > 0)):  # the HMM is at its end; the automaton is not
+        for i in np.flatnonzero(~(total > 0)):  # the HMM gives zero to every allowed token
             allowed = (targets[i] != DEAD) & (self.automaton.distance[targets[i]] <= level)
             classes = self.automaton.class_of_token[:vocab]
             logs[i] = torch.from_numpy(np.where(allowed[classes], 0.0, -np.inf)).to(logs.dtype)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from vlhmm.steering.lookahead import LookaheadTable
     from vlhmm.steering.token_automaton import TokenAutomaton
 
-DEFAULT_MEMORY = 2 << 30  # bytes of transition rows kept, and as much again for lookahead tables
-_ROWS_AT_ONCE = 1 << 24  # entries of A made at a time where A is not kept
+DEFAULT_MEMORY = 2 << 30  # bytes of cached transition rows, and again of lookahead tables
+_ROWS_AT_ONCE = 1 << 24  # entries of A computed at a time if A is not kept
 TILE = 64  # source states of a tile of A: four vector registers of float32
 
 
@@ -43,12 +43,12 @@ class SteeringHMM:
         self.num_states = len(start)
         self.num_blocks = self.num_states // self.states_per_block
         if self.num_blocks * self.states_per_block != self.num_states:
-            raise QueryError(f"{self.num_states} states do not make blocks of {self.states_per_block}")
+            raise QueryError(f"{self.num_states} states cannot be divided into blocks of {self.states_per_block}")
         self._make_rows = rows_of_block
         self._rows: OrderedDict[int, Tensor] = OrderedDict()
         self._matrix: Tensor | None = None  # (S, S), of a dense HMM
         self._tiles: Tensor | None = None  # A for the kernels, see tile_parts
-        # kept for the next constraint: tables by the automaton's content, latest last; automata; bytes of tokens
+        # caches: tables by the automaton's content hash, least recently used first; automata; bytes of tokens
         self.tables: OrderedDict[str, LookaheadTable] = OrderedDict()
         self.automata: dict[str, TokenAutomaton] = {}
         self.pieces_of: weakref.WeakKeyDictionary[object, list[bytes | None]] = weakref.WeakKeyDictionary()
@@ -61,7 +61,7 @@ class SteeringHMM:
         order = states.flatten()
         if len(order) != distributions.num_states or len(order.unique()) != len(order):
             raise QueryError(
-                "steering needs a model whose blocks share no states; train with --set model.emission=blocked"
+                "steering needs a model whose blocks share no states; train with --set model.constraint=brown"
             )
         in_order = bool((order == torch.arange(len(order), device=order.device)).all())
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Precision = Literal["auto", "float32", "bfloat16"]
-_ROWS = 32  # of logits at a time: their probabilities stay in the cache
-_RUN = 256  # ids whose probabilities are added up before one is drawn: a cumulative sum of all takes longer
-PLACEHOLDER = "{prompt}"  # of a prompt, in a template
+_ROWS = 32  # of logits at a time, so that their probabilities stay in the cache
+_RUN = 256  # ids per run: drawing a run first is faster than a cumulative sum over all ids
+PLACEHOLDER = "{prompt}"  # what a template has in place of the prompt
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class LLM:
             configured += list(found) if isinstance(found, list | tuple) else [found]
         ids = tuple(dict.fromkeys(int(i) for i in configured if i is not None))
         if not ids:
-            raise ConfigError(f"{self.name} names no end-of-text token; set eos_token_id in its generation_config.json")
+            raise ConfigError(f"{self.name} has no end-of-text token; set eos_token_id in its generation_config.json")
         return ids
 
     @cached_property
@@ -74,7 +74,7 @@ class LLM:
         """
         if template is not None:
             if PLACEHOLDER not in template:
-                raise ConfigError(f"the template {template!r} has no {PLACEHOLDER}, where the prompt goes")
+                raise ConfigError(f"the template {template!r} has no {PLACEHOLDER}, which is replaced by the prompt")
             return list(self.tokenizer.encode(template.replace(PLACEHOLDER, prompt), add_special_tokens=False))
         if not getattr(self.tokenizer, "chat_template", None):
             return list(self.tokenizer.encode(prompt)) or [self.end_ids[0]]
@@ -205,7 +205,7 @@ def open_llm(name: str | Path, precision: Precision = "auto") -> LLM:
         with _quiet():
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
             model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=dtype_of(precision), **options)
-    except Exception as error:  # the library raises whatever its parts raise
+    except Exception as error:  # transformers raises many kinds of errors
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"transformers cannot load {name}: {reason}") from None
     return LLM(name, model.eval(), tokenizer)
@@ -232,7 +232,7 @@ def dtype_of(precision: Precision) -> torch.dtype:
     if precision == "auto":
         return torch.bfloat16 if has_bfloat16() else torch.float32
     if precision not in ("float32", "bfloat16"):
-        raise ConfigError(f"precision {precision!r} is not known; take auto, float32 or bfloat16")
+        raise ConfigError(f"unknown precision {precision!r}, expected auto, float32 or bfloat16")
     return torch.float32 if precision == "float32" else torch.bfloat16
 
 

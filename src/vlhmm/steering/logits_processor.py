@@ -78,7 +78,7 @@ class HMMLogitsProcessor:
 
 def steered_scores(guide: Guide, state: GuideState, scores: Tensor, ratios: Tensor, weight: float) -> Tensor:
     """Add the weighted log-ratios to the scores (n, V') of open sequences. The scores of others do not change."""
-    if weight != 1:  # 0 * -inf is no number
+    if weight != 1:  # 0 * -inf is NaN
         ratios = torch.where(ratios == -torch.inf, ratios, weight * ratios)
     ratios = ratios.to(device=scores.device, dtype=scores.dtype)
     vocab = guide.hmm.vocab_size

@@ -62,7 +62,7 @@ class LookaheadTable:
         if len(automaton.class_of_token) < hmm.vocab_size:
             raise QueryError(
                 f"the tokenizer has {len(automaton.class_of_token):,} tokens, the HMM {hmm.vocab_size:,}; "
-                "they belong to different models"
+                "distill the HMM from this language model"
             )
         self.hmm, self.automaton, self.max_new_tokens = hmm, automaton, max_new_tokens
         self.values: list[Tensor] = []
@@ -138,7 +138,7 @@ class LookaheadTable:
         self._leaf_pair, self._leaf_target = np.concatenate(pair), np.concatenate(target).astype(np.int64)
         self._leaf_block = np.concatenate(leaf_block)
         self._stages: list[_Stage] = []
-        # blocks that split the states alike are added up first: their sums need no more rows than they do
+        # blocks that partition the states alike are added first: their sums need no more rows
         columns.sort(key=lambda column: (len(np.unique(column)), (column - column.min()).tobytes()))
         while len(columns) > 1:
             merged, left, right, count = [], [], [], 0
@@ -170,7 +170,7 @@ class LookaheadTable:
         for stage in self._stages:
             of_left, of_right = scales[-1][stage.left], np.append(scales[-1], -np.inf)[stage.right]
             scales.append(np.maximum(of_left, of_right))
-        # what is needed, from the root down
+        # which rows are needed, from the root down
         wanted = np.zeros(len(scales[-1]), dtype=bool)
         wanted[self._root[needed]] = True
         active = [wanted & np.isfinite(scales[-1])]
@@ -180,7 +180,7 @@ class LookaheadTable:
             below[stage.right[active[0]]] = True
             active.insert(0, below[:-1] & np.isfinite(scale))
         leaves = np.flatnonzero(active[0])
-        with np.errstate(invalid="ignore"):  # -inf - -inf: the kernel leaves out what is not above zero
+        with np.errstate(invalid="ignore"):  # -inf - -inf: the kernel skips factors that are not above zero
             factor = np.exp(scale_before[self._leaf_target] - np.repeat(leaf_scale, np.diff(self._leaf_pair_first)))
         gamma = np.zeros((len(leaves), hmm.states_per_block), dtype=self._pair_emission.dtype)
         parallel(
@@ -289,7 +289,7 @@ def _product(begin, end, tiles, gamma, block_first, left, right, left_factor, ri
             after = min(block + 1, len(block_first) - 2)
             following = tiles[tile, after * size : (after + 1) * size]
             for leaf in range(low, high, 2):
-                other = min(leaf + 1, high - 1)  # of an odd number the last one is done twice
+                other = min(leaf + 1, high - 1)  # with an odd number, the last one is computed twice
                 done, count = leaf - low, high - low
                 for line in range(done * lines // count, min(done + 2, count) * lines // count):
                     prefetch(following, line // 4, line % 4 * 16)
@@ -328,7 +328,7 @@ def _product(begin, end, tiles, gamma, block_first, left, right, left_factor, ri
                 for z in range(64):
                     above[to, z] = f * below[a, z] + g * below[b, z]
             below, above = above, below
-        some = min(64, result.shape[1] - first - 64 * tile)  # zeros that fill up a part are overwritten by the next one
+        some = min(64, result.shape[1] - first - 64 * tile)  # the padding of a part is overwritten by the next one
         for q in range(len(root)):
             if root[q] >= 0:
                 for z in range(some):

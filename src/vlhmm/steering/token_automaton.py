@@ -108,9 +108,9 @@ def token_automaton(
     flat = np.frombuffer(b"".join(piece or b"" for piece in pieces), dtype=np.uint8)
     moves = _walk(text.delta.astype(np.int32), flat, np.concatenate([[0], lengths.cumsum()]))  # (V, Q)
     final = text.num_states
-    moves[lengths == 0] = DEAD  # a token that writes nothing would let the text go on without end
+    moves[lengths == 0] = DEAD  # a token without text would allow endless texts
     moves[eos] = np.where(text.accept, final, DEAD)
-    # tokens of one class have equal rows; hashing is much faster than sorting rows of many columns
+    # tokens of one class have equal rows; hashing is much faster than sorting long rows
     number: dict[bytes, int] = {}  # only distinct rows are held twice
     class_of_token = np.array([number.setdefault(row.tobytes(), len(number)) for row in moves], dtype=np.int32)
     _, first = np.unique(class_of_token, return_index=True)
@@ -176,7 +176,7 @@ def token_bytes(tokenizer: Tokenizer, vocab_size: int | None = None) -> list[byt
     byte_level = all(letter in byte_of_letter for text in ordinary.values() for letter in text)
     if not byte_level and not any("\u2581" in text for text in ordinary.values()):
         raise ConfigError(
-            "the tokenizer is neither byte-level BPE nor SentencePiece; its tokens cannot be told as bytes of text"
+            "the tokenizer is neither byte-level BPE nor SentencePiece; the bytes of its tokens are unknown"
         )
     result: list[bytes | None] = [None] * size
     for token, text in plain.items():
@@ -199,7 +199,7 @@ def _check_bytes(tokenizer: Tokenizer, pieces: list[bytes | None]) -> None:
     written = b"".join(pieces[token] or b"" for token in tokenizer.encode(text, add_special_tokens=False))
     if written.strip() != text.encode():
         raise ConfigError(
-            f"the tokenizer changes the text it reads ({text!r} became {written!r}); steering needs one that keeps it"
+            f"the tokenizer changes the text it reads ({text!r} became {written!r}); steering needs one that preserves it"
         )
 
 
