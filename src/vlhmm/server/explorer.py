@@ -1,7 +1,7 @@
-"""States, words and blocks for the page and its routes. Input: a model and its run. Output: JSON values.
+"""Views of states, words and blocks for the page and its routes. Input: a model and its run. Output: JSON values.
 
-Example sentences are drawn from the model together with their states, so that a sentence listed under a state is one
-that the model wrote while in it.
+Example sentences are drawn from the model together with their states, so a sentence listed under a state was generated
+by that state.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ _PAIRS = 1_000_000  # of blocks, that the model's frequencies are written as for
 
 
 class Explorer:
-    """Answers about what states, words and blocks stand for; the usage of the states is found once."""
+    """Views of states, words and blocks. The usage of the states is computed once."""
 
     def __init__(self, model: Any, run: str | Path | None, memory: int | None = None) -> None:
         self.model, self.run, self.memory = model, run, memory
@@ -40,14 +40,14 @@ class Explorer:
         return Inspector(self.model, usage_of(self.model, self.run, self.memory, self._note_round))
 
     def prepare(self) -> None:
-        """Find what every answer about states needs, once: their usage, and example sentences."""
+        """Compute what every view of states needs, once: their usage, and example sentences."""
         self.doing = "finding how much each state is used"
         self.inspector  # noqa: B018 - a cached property
         self.doing = "drawing example sentences"
         self._drawn  # noqa: B018
 
     def prepare_map(self) -> None:
-        """Find the map of blocks, once."""
+        """Compute the map of blocks, once."""
         self.prepare()
         self.doing = "putting the map of blocks in order"
         self.block_map_json  # noqa: B018
@@ -63,7 +63,7 @@ class Explorer:
         return self.inspector.state(state, top).to_dict() | {"examples": self._examples(lambda word, z: z == state)}
 
     def word(self, word: str, top: int = 10) -> dict[str, Any]:
-        """Return the states a word comes from, what stands around it, and example sentences."""
+        """Return the states that emit a word, its neighbours, and example sentences."""
         view = self.inspector.word(word, top).to_dict()
         return view | {"examples": self._examples(lambda each, z: each == view["id"])}
 
@@ -75,10 +75,10 @@ class Explorer:
 
     @cached_property
     def block_map(self) -> dict[str, Any]:
-        r"""The block-by-block matrix $p(block' | block)$, blocks in the order of Brown's tree above them.
+        r"""Return the block-by-block matrix $p(block' | block)$, with blocks in the order of Brown's tree.
 
-        The tree is that of merging the two blocks whose union costs the least mutual information of neighbours, again
-        and again, under the model's own frequencies. One pass over the transitions, and $O(M^3)$ for the tree.
+        The tree merges, again and again, the two blocks whose union loses the least mutual information of adjacent blocks
+        under the model's own frequencies. One pass over the transitions, and $O(M^3)$ for the tree.
         """
         inspector, tables = self.inspector, self.model.distributions
         if not inspector.blocks.partition:
@@ -108,11 +108,11 @@ class Explorer:
 
     @cached_property
     def block_map_json(self) -> bytes:
-        """The map as JSON, written once: a matrix of 256 blocks takes 50 ms."""
+        """Return the map as JSON, serialized once: a matrix of 256 blocks takes 50 ms."""
         return written(self.block_map, large=True)
 
     def _examples(self, fits: Callable[[int, int], bool]) -> list[dict[str, Any]]:
-        """Return the shortest drawn sentences with a word and state that fit, and where those are."""
+        """Return the shortest drawn sentences that contain a matching word and state, with their positions."""
         names, found = self.model.vocabulary.words, []
         for words, states in self._drawn:
             places = [place for place, pair in enumerate(zip(words, states, strict=True)) if fits(*pair)]
@@ -124,7 +124,7 @@ class Explorer:
 
     @cached_property
     def _drawn(self) -> list[tuple[list[int], list[int]]]:
-        """Sentences drawn with their states, more than three words each, the shortest first."""
+        """Return drawn sentences of more than three words with their states, shortest first."""
         distributions = self.model.distributions
         draw = Draw(generator_of(0))
         words_of: list[list[int]] = [[] for _ in range(_EXAMPLES)]

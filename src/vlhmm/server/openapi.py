@@ -86,7 +86,7 @@ def document(version: str, limits: Limits, vocab_size: int, needs_key: bool) -> 
 
 
 def _answers() -> dict[str, Schema]:
-    """Return what each route answers with."""
+    """Return the schemas of the answers."""
     number, text, whole = {"type": "number"}, {"type": "string"}, {"type": "integer"}
     log_prob = {"type": ["number", "null"], "description": "nats; null for probability zero"}
     word = _whole({"word": text, "probability": number})
@@ -176,7 +176,7 @@ def _post(summary: str, schema: Schema) -> Schema:
 
 
 def _refusals(*statuses: str) -> Schema:
-    """Return the answers of these statuses, all of OpenAI's shape."""
+    """Return the error answers of these statuses, in OpenAI's form."""
     reasons = {
         "400": "The request does not fit the model or the limits",
         "401": "The API key is missing or wrong",
@@ -292,7 +292,7 @@ def _object(properties: Schema, *required: str) -> Schema:
 
 
 def _request(properties: Schema, *required: str) -> Schema:
-    """Return the schema of a body: other fields are refused."""
+    """Return the schema of a body that allows no other fields."""
     return _object(properties, *required) | {"additionalProperties": False}
 
 

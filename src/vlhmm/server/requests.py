@@ -1,4 +1,4 @@
-"""Read a request's JSON: each function checks one field and names it when it does not fit."""
+"""Validate the fields of a request's JSON. Each function checks one field and names it in its error."""
 
 import difflib
 import json
@@ -23,7 +23,7 @@ def parse_object(content: bytes) -> dict[str, Any]:
 
 
 def check_fields(body: Body, known: Collection[str]) -> None:
-    """Refuse a field that the route does not have: a misspelled one would be without effect."""
+    """Raise a RequestError for unknown fields. A misspelled field would otherwise have no effect."""
     for name in body:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
@@ -68,7 +68,7 @@ def boolean(body: Body, name: str, default: bool) -> bool:
 
 
 def text(body: Body, name: str, default: str | None = None) -> str:
-    """Return a string; without a default it must be there."""
+    """Return a string. Without a default the field is required."""
     value = body.get(name)
     if value is None and default is not None:
         return default
@@ -88,7 +88,7 @@ def choice(body: Body, name: str, default: str, among: tuple[str, ...]) -> str:
 
 
 def strings(body: Body, name: str, most: int) -> list[str]:
-    """Return a string or a list of strings as a list of at most `most`, none of them empty."""
+    """Return a string or a list of strings as a list of at most `most` non-empty strings."""
     value = body.get(name)
     if value is None:
         return []
