@@ -203,7 +203,7 @@ class HMMLanguageModel:
 
     @cached_property
     def potentials(self) -> Potentials:
-        """The tables that inference reads; tiles are filled in as texts need them."""
+        """The tables that inference reads. Tiles are computed when a text needs them."""
         return Potentials(self.distributions.start_of_block, self.distributions.emission, self.cache.tiles)
 
     def chain(

@@ -62,7 +62,7 @@ def check_range(name: str, value: Number | None, low: Number, high: Number) -> N
 
 
 def check_ranges(owner: object, ranges: dict[str, tuple[Number, Number]]) -> None:
-    """`check_range` of some attributes of a configuration."""
+    """Apply `check_range` to some attributes of a configuration."""
     for name, (low, high) in ranges.items():
         check_range(name, getattr(owner, name), low, high)
 

@@ -315,7 +315,7 @@ class Inspector:
 
     @cached_property
     def frequency(self) -> Float[Tensor, " word"]:
-        """Every word's share of tokens."""
+        """The share of each word among all tokens."""
         return self.distributions.emit(self.usage[None])[0]
 
     @cached_property

@@ -32,7 +32,7 @@ class TrainingHook(Protocol):
         """Take what is needed of a run before its first step."""
 
     def evidence(self, batches: Sequence[Batch], mask: DropoutMask, step: int) -> TokenEvidence | None:
-        """Evidence about the states of the batches' tokens in this step, if there is any."""
+        """Return the evidence about the states of the batches' tokens in this step, or None."""
 
     def is_active_at(self, step: int) -> bool:
         """Return whether the step has evidence: its likelihood is then not that of the text alone."""

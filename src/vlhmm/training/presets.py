@@ -13,7 +13,7 @@ from vlhmm.training.config import RunConfig, TrainingConfig
 
 
 def em(num_states: int, num_blocks: int, epochs: float, network: Network = "residual", **training: object) -> RunConfig:
-    """Our model: block-factored transitions, trained by generalized EM under state dropout."""
+    """Return our model: block-factored transitions, trained by generalized EM under state dropout."""
     model = ModelConfig(
         num_states=num_states,
         num_blocks=num_blocks,

@@ -149,7 +149,7 @@ class RunFolder:
             accept_files(self.path)
 
     def _restore_model(self) -> bool:
-        """Put the checkpoint's copy of the best model in the place of a missing or damaged one; whether that was done.
+        """Replace a missing or damaged model by the checkpoint's copy of the best one. Return whether that was done.
 
         With a manifest the copy must be what it lists.
         """
@@ -257,7 +257,7 @@ class RunFolder:
         return LoadedRun(hmm, vocabulary, blocks, config)
 
     def _check_size(self, config: RunConfig, blocks: Blocks) -> None:
-        """Before a model is built: an error if config.json describes one that blocks.tsv or the weights cannot be of."""
+        """Raise an error before a model is built if config.json does not match blocks.tsv or the weights."""
         model = config.model
         # uneven blocks have padding in addition to their states; a hand-made configuration may count it
         if model.num_states not in (blocks.num_real_states, blocks.num_states):
@@ -358,7 +358,7 @@ class RunFolder:
         return self.journal_path.stat().st_size if self.journal_path.exists() else 0
 
     def truncate_journal(self, size: int) -> None:
-        """Forgets what was written after the checkpoint: it will happen again."""
+        """Remove the journal's lines after the checkpoint; these steps are repeated."""
         if self.journal_size() > size:
             os.truncate(self.journal_path, size)
 

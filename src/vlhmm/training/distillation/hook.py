@@ -67,7 +67,7 @@ class Distillation:
         return corpus._replace(extra=teacher_text(self.teacher, self.config, folder, corpus.vocabulary, log))
 
     def begin(self, trainer: Trainer) -> None:
-        """Note the run, whose first step the clusters are made from."""
+        """Store the run. The clusters are computed from its first step."""
         self.trainer = trainer
 
     def is_active_at(self, step: int) -> bool:
@@ -85,7 +85,7 @@ class Distillation:
         return DistillationTargets([self._about(batch) for batch in batches], mask, weight)
 
     def _read(self, batches: Sequence[Batch]) -> None:
-        """Have the teacher read the first step's text, and cluster its vectors."""
+        """Compute the teacher's vectors of the first step's text, and cluster them."""
         run = self.trainer
         self._check_memory()
         run.log("the teacher reads the training text and its vectors are clustered: a minute or so per million tokens")
