@@ -397,8 +397,8 @@ class HMMLanguageModel:
             top_p: Draw from the most probable next words with this total probability only.
             constraint: What each text must satisfy, see `vlhmm.constraints`.
             scope: Whether the constraint applies to the whole "text" or only to the drawn words ("gaps").
-            scores: Compute the log-probability of each sample, conditioned on the prompt and on the constraint if
-                there is one.
+            scores: Compute the log-probability of each sample given the prompt. With a constraint it is always computed,
+                given the prompt, the constraint and an end within `max_tokens` words.
             seed: An integer, or a NumPy or torch generator.
             memory: The most bytes that a constraint's messages may take.
 
@@ -473,7 +473,8 @@ class HMMLanguageModel:
             memory: The most bytes that the messages may take.
 
         Returns:
-            Fills with `.text`, `.gaps` and `.log_prob`, the log-probability of the fill given everything else.
+            Fills with `.text`, `.gaps` and `.log_prob`, the log-probability of the fill given the other words, gap
+            lengths in range, the end of the text (if `eos`) and the constraint.
 
         Raises:
             QueryError: There is no gap, the text or the constraint is impossible, or the messages need more memory.
@@ -506,7 +507,8 @@ class HMMLanguageModel:
 
         Returns:
             The fill, with the criterion it maximizes in `.criterion`: "most probable word" or "joint path". The fill on
-            the most probable path of words and states need not be the most probable fill.
+            the most probable path of words and states need not be the most probable fill. `.fill.log_prob` is summed
+            over all paths, `.log_prob_path` is that of the path, both conditioned as in `infill`.
 
         Raises:
             QueryError: There is no gap, the text or the constraint is impossible, or the messages need more memory.
@@ -538,7 +540,8 @@ class HMMLanguageModel:
             memory: The most bytes that the messages may take.
 
         Returns:
-            One `GapDistribution` per gap: `.lengths[n]` is p(length = n), `.words[n]` has a distribution per position.
+            One `GapDistribution` per gap: `.lengths[n]` is p(length = n), `.words[n]` has a distribution per position,
+            given length n. Conditioned as in `infill`.
 
         Raises:
             QueryError: There is no gap, the text or the constraint is impossible, or the messages need more memory.

@@ -19,6 +19,10 @@ written by save_pretrained, a .gguf file, or a name on the Hugging Face hub. pip
 
 Every text meets every constraint and ends within the token budget. A constraint that cannot be met is refused.
 
+In JSON, log_prob is log p(text | prompt) under the language model at temperature 1; it is not conditioned on the
+constraint. log_weight is log p(text | prompt) - log q(text) at the sampling temperature, where q is the distribution
+that the text was drawn from: exp(log_weight) weights averages under the language model given the constraint.
+
 examples:
   vlhmm steer runs/smol --llm SmolLM2.gguf --prompt "Write one sentence about a dog." --must-contain park --must-contain ball -n 5
   vlhmm steer runs/smol --llm SmolLM2.gguf --prompt "Describe the sea." --must-contain "wave|waves" --length 5-12

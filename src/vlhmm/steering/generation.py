@@ -46,7 +46,7 @@ class SteeredText:
     text: str
     token_ids: tuple[int, ...]  # the end token included
     log_prob: float  # log p_LLM(token_ids | prompt) at temperature 1, in nats
-    log_weight: float | None  # importance weight of a sample for p_LLM(. | C); None for greedy and beam search
+    log_weight: float | None  # importance weight for p_LLM(. | C) at the sampling temperature; None for greedy and beam search
     satisfied: bool  # checked on the text itself
 
     @property
