@@ -21,7 +21,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def to_json(value: Any, **how: Any) -> str:
-    """JSON that every reader takes: infinities, which it has no number for, are "inf" and "-inf", what is no number is null."""
+    """Return JSON that every reader accepts: infinities are "inf" and "-inf", NaN is null."""
     return json.dumps(_sayable(value), ensure_ascii=False, allow_nan=False, **how)
 
 
@@ -182,7 +182,7 @@ def alternatives(hint: Any) -> list[Any]:
 
 
 def unknown(what: str, got: str, known: list[str]) -> ConfigError:
-    """'no preset named pper-ptb; did you mean paper-ptb?'"""
+    """Return the error for an unknown name: 'no preset named pper-ptb; did you mean paper-ptb?'"""
     got = got if len(got) <= 60 else got[:57] + "..."
     near = difflib.get_close_matches(got, known, n=1, cutoff=0.5)
     remedy = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"

@@ -273,7 +273,7 @@ class HMMDistributions:
         return torch.as_tensor(blocks, device=self.device).long()
 
     def _backward_step_to_blocks(self, blocks: Tensor, beta: Tensor) -> Tensor:
-        """Return only the tiles that lead into the wanted blocks are made (block-factored), or rows of A otherwise."""
+        """Return beta @ A^T for some blocks: by their tiles only (block-factored), or else by rows of A."""
         result = beta.new_empty(len(blocks), self.num_states)
         every = torch.arange(self.num_blocks, device=self.device)
         for block in blocks.unique().tolist():
@@ -316,7 +316,7 @@ class HMMDistributions:
 
     @cached_property
     def emitted(self) -> "EmittedWords":
-        """The words of each state."""
+        """Return the words of each state."""
         return EmittedWords(self)
 
     # ---- all of it
@@ -335,7 +335,7 @@ class HMMDistributions:
 
 
 class EmittedWords:
-    """Each state's words and their probabilities, in one array sorted by state: for drawing words."""
+    """The words of each state and their probabilities, in one array sorted by state, for drawing words."""
 
     def __init__(self, distributions: HMMDistributions) -> None:
         size = distributions.states_per_block
@@ -360,7 +360,7 @@ class EmittedWords:
 
     @cached_property
     def all_words(self) -> Tensor:
-        """Sums for `draw` over every word."""
+        """Return sums for `draw` over every word."""
         return torch.cat([self.probability.new_zeros(1), self.probability.cumsum(0)])
 
     def draw(self, states: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
@@ -373,7 +373,7 @@ class EmittedWords:
 
 
 class TileCache:
-    """Transition tiles of the block pairs met so far, made once each, within a budget of bytes."""
+    """Transition tiles of the block pairs seen so far, each computed once, within a memory budget."""
 
     def __init__(self, distributions: HMMDistributions, memory: int) -> None:
         self.distributions = distributions
@@ -400,7 +400,7 @@ class TileCache:
 
     @cached_property
     def tiles(self) -> Float[Tensor, "pair slot slot"]:
-        """Room for `capacity` tiles; the system hands out a page of it when it is first written."""
+        """Return room for `capacity` tiles. The system provides a page of it when it is first written."""
         size = self.distributions.states_per_block
         return torch.empty(self.capacity, size, size, dtype=self.distributions.dtype, device=self.distributions.device)
 

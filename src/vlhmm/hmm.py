@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.components import emissions
 from vlhmm.components.config import ModelConfig
-from vlhmm.components.fused import linear_log_softmax, take
+from vlhmm.components.fused import blocked_log_softmax, linear_log_softmax, take
 from vlhmm.components.networks import Residual, composed, network
 from vlhmm.components.transitions import BlockFactored, LowRank, Softmax
 
@@ -19,7 +19,7 @@ Transition = Softmax | BlockFactored | LowRank
 
 
 class ModelPotentials(NamedTuple):
-    """The log-potentials of a model, or of its reduction by state dropout, attached to the parameters."""
+    """The log-potentials of a model, or of the smaller model that state dropout leaves, attached to the parameters."""
 
     log_start: Float[Tensor, "block slot"]
     log_emission: Float[Tensor, "word slot"]
@@ -27,12 +27,10 @@ class ModelPotentials(NamedTuple):
 
 
 class DropoutMask(NamedTuple):
-    """What dropout left: slots of every block, and how many of them count.
+    """The states and coordinates that dropout kept: slots of every block, and their number.
 
-    Where words have states of their own, `columns` are the states that may be entered; with the slots of every word that
-    they leave, the model is made of these states alone.
-
-    `features` scales the coordinates of the kept states' embeddings: 0 where dropped, 1 / (1 - rate) elsewhere.
+    Under the constraint `uniform`, `columns` are the states that may be entered, and the smaller model has these states
+    only. `features` scales the coordinates of the kept states' embeddings: 0 where dropped, 1 / (1 - rate) elsewhere.
     """
 
     slots: Int[Tensor, "block kept"] | None = None
@@ -42,7 +40,7 @@ class DropoutMask(NamedTuple):
 
 
 class StateEmbedding(nn.Module):
-    """E_z for the kept states, (M, K, h): independent, factored (block with state) or additive (block + slot + own)."""
+    """E_z of the kept states, (M, K, h): independent, factored (block and state) or additive (block + slot + state)."""
 
     def __init__(self, kind: str, num_blocks: int, states_per_block: int, size: int) -> None:
         super().__init__()
@@ -56,7 +54,7 @@ class StateEmbedding(nn.Module):
             self.slot = nn.Parameter(torch.empty(states_per_block, size))
 
     def initialize(self, generator: torch.Generator, scale: float) -> None:
-        """Kaiming uniform, as the paper; additive parts are scaled so that a block's states first learn together."""
+        """Initialize by Kaiming uniform. Additive parts are scaled so that the states of a block first learn together."""
         if self.kind == "additive":
             for table, deviation in ((self.block, 1.0), (self.slot, 0.5), (self.state, 0.3)):
                 nn.init.normal_(table, std=deviation * scale, generator=generator)
@@ -90,7 +88,7 @@ class HMM(nn.Module):
         word_counts: np.ndarray | None = None,
         start_counts: np.ndarray | None = None,
     ) -> None:
-        """`word_counts` (V,) and `start_counts` (V,) of the training text set the first biases of our own variants."""
+        """Create the parameters. `word_counts` and `start_counts` (V,) of the training text set initial biases."""
         super().__init__()
         self.config, self.partition = config, blocks.partition
         self.vocab_size, self.num_states = blocks.vocab_size, blocks.num_states
@@ -156,7 +154,7 @@ class HMM(nn.Module):
 
     @torch.no_grad()
     def _scale_down_initial_logits(self, generator: torch.Generator) -> None:
-        """Small first logits, and codes that make slot j of every block mean 'came from block j'."""
+        """Scale down the initial logits, and add codes by which slot j of every block means 'came from block j'."""
         self.tile_source.weight.mul_(0.1)
         self.tile_target.weight.mul_(0.1)
         self.word.weight.mul_(0.5)
@@ -168,7 +166,7 @@ class HMM(nn.Module):
 
     @torch.no_grad()
     def _set_biases(self, blocks: Blocks, word_counts: np.ndarray | None, start_counts: np.ndarray | None) -> None:
-        """Biases start at log frequencies: the first model is a unigram of blocks, and of words within them."""
+        """Set biases to log frequencies: the initial model is a unigram model of blocks, and of words within them."""
 
         def log_frequency(counts: np.ndarray) -> Tensor:
             logs = torch.from_numpy(counts + 0.5).log()
@@ -193,11 +191,11 @@ class HMM(nn.Module):
     # ---- potentials
 
     def forward(self) -> ModelPotentials:
-        """The potentials of all states."""
+        """Return the potentials of all states."""
         return self.potentials()
 
     def potentials(self, kept: DropoutMask | None = None) -> ModelPotentials:
-        """log-potentials of the model with the kept states only; all of them without `kept`."""
+        """Return the log-potentials of the model reduced to the kept states; of all states without `kept`."""
         kept = kept or DropoutMask()
         if not self.partition:
             return self._overlapping_potentials(kept)
@@ -217,7 +215,7 @@ class HMM(nn.Module):
         return ModelPotentials(log_start, log_emission, transition)
 
     def _grid(self, num_slots: int) -> Tensor:
-        """states_of_block of the (reduced) partition: m * K + slot."""
+        """Return states_of_block of the (reduced) partition: m * K + slot."""
         num_blocks = len(self.block_sizes)
         return torch.arange(num_blocks * num_slots, device=self.num_alive.device).view(num_blocks, num_slots)
 
@@ -238,11 +236,11 @@ class HMM(nn.Module):
         }
 
         def last(layer: nn.Linear, side: str) -> tuple[Tensor, Tensor]:
-            """The layer's weight and bias, with the side's linear map before it."""
+            """Return the layer's weight and bias, composed with the linear map before it."""
             return composed(layer, self.networks[side]) if folded else (layer.weight, layer.bias)
 
         start = self.start_score(hidden["start"])[..., 0]
-        log_emission = emissions.blocked(
+        log_emission = blocked_log_softmax(
             hidden["emission"], *last(self.word, "emission"), self.words_by_block, self.block_sizes
         )
         num_slots = embedding.shape[1]
@@ -291,7 +289,7 @@ class HMM(nn.Module):
         return start, log_emission, BlockFactored(log_block, None, None, tile_logits, enterable)
 
     def _overlapping_potentials(self, kept: DropoutMask) -> ModelPotentials:
-        """Uniform constraints: every word has its own subset of all states; dropped columns cannot be entered."""
+        """Return the potentials under the constraint `uniform`, where each word has its own subset of all states."""
         columns, states, dead = kept.columns, self.states_of_block, None
         embedding = self.embedding(None)[0]
         if kept.features is not None:
@@ -314,7 +312,7 @@ class HMM(nn.Module):
 
 
 def first_code(config: ModelConfig, num_blocks: int, generator: torch.Generator) -> Float[Tensor, "block width"]:
-    """A vector a block, the same for leaving it and for a slot that remembers it; together they weigh `source_block_init` nats."""
+    """Return one code vector per block, for leaving it and for the slots that remember it. Together they add `source_block_init`."""
     if config.within == "low-rank":  # blocks share channels in turn
         channel = torch.arange(num_blocks) % config.tile_width
         return nn.functional.one_hot(channel, config.tile_width) * (config.source_block_init / 2)
@@ -323,12 +321,12 @@ def first_code(config: ModelConfig, num_blocks: int, generator: torch.Generator)
 
 
 def looked_up(table: Float[Tensor, "slot width"], slots: Int[Tensor, "block kept"] | None) -> Tensor:
-    """table[slots], or the whole table; as an embedding, whose gradient is added up in a fixed order on any number of threads."""
+    """Return table[slots], or the whole table. An embedding lookup sums its gradient in a fixed order, for any number of threads."""
     return table if slots is None else nn.functional.embedding(slots, table)
 
 
 @torch.no_grad()
 def kaiming_(table: Tensor, generator: torch.Generator) -> None:
-    """Kaiming uniform as torch's linear layers use it: U(-1/sqrt(h), 1/sqrt(h)) for width h."""
+    """Initialize as torch's linear layers: U(-1/sqrt(h), 1/sqrt(h)) for width h."""
     bound = 1 / math.sqrt(table.shape[-1])
     table.uniform_(-bound, bound, generator=generator)

@@ -203,7 +203,7 @@ class HMMLanguageModel:
 
     @cached_property
     def potentials(self) -> Potentials:
-        """The tables that inference reads; tiles are filled in as texts need them."""
+        """The tables that inference reads. Tiles are computed when a text needs them."""
         return Potentials(self.distributions.start_of_block, self.distributions.emission, self.cache.tiles)
 
     def chain(
@@ -397,8 +397,8 @@ class HMMLanguageModel:
             top_p: Draw from the most probable next words with this total probability only.
             constraint: What each text must satisfy, see `vlhmm.constraints`.
             scope: Whether the constraint applies to the whole "text" or only to the drawn words ("gaps").
-            scores: Compute the log-probability of each sample, conditioned on the prompt and on the constraint if
-                there is one.
+            scores: Compute the log-probability of each sample given the prompt. With a constraint it is always computed,
+                given the prompt, the constraint and an end within `max_tokens` words.
             seed: An integer, or a NumPy or torch generator.
             memory: The most bytes that a constraint's messages may take.
 
@@ -473,7 +473,8 @@ class HMMLanguageModel:
             memory: The most bytes that the messages may take.
 
         Returns:
-            Fills with `.text`, `.gaps` and `.log_prob`, the log-probability of the fill given everything else.
+            Fills with `.text`, `.gaps` and `.log_prob`, the log-probability of the fill given the other words, gap
+            lengths in range, the end of the text (if `eos`) and the constraint.
 
         Raises:
             QueryError: There is no gap, the text or the constraint is impossible, or the messages need more memory.
@@ -482,9 +483,7 @@ class HMMLanguageModel:
             >>> model.infill("the [MASK:1-2] runs .", n=2, seed=1)[0].text.endswith("runs .")
             True
         """
-        return self.gaps(text, constraint=constraint, scope=scope, eos=eos, allow_eos=allow_eos, memory=memory).sample(
-            n, seed
-        )
+        return prepare(self, text, constraint, scope, eos, allow_eos, memory).sample(n, seed)
 
     def best_fill(
         self,
@@ -508,7 +507,8 @@ class HMMLanguageModel:
 
         Returns:
             The fill, with the criterion it maximizes in `.criterion`: "most probable word" or "joint path". The fill on
-            the most probable path of words and states need not be the most probable fill.
+            the most probable path of words and states need not be the most probable fill. `.fill.log_prob` is summed
+            over all paths, `.log_prob_path` is that of the path, both conditioned as in `infill`.
 
         Raises:
             QueryError: There is no gap, the text or the constraint is impossible, or the messages need more memory.
@@ -517,7 +517,7 @@ class HMMLanguageModel:
             >>> model.best_fill("the [MASK] runs .").criterion
             'most probable word'
         """
-        return self.gaps(text, constraint=constraint, scope=scope, eos=eos, allow_eos=allow_eos, memory=memory).best()
+        return prepare(self, text, constraint, scope, eos, allow_eos, memory).best()
 
     def gap_distributions(
         self,
@@ -540,7 +540,8 @@ class HMMLanguageModel:
             memory: The most bytes that the messages may take.
 
         Returns:
-            One `GapDistribution` per gap: `.lengths[n]` is p(length = n), `.words[n]` has a distribution per position.
+            One `GapDistribution` per gap: `.lengths[n]` is p(length = n), `.words[n]` has a distribution per position,
+            given length n. Conditioned as in `infill`.
 
         Raises:
             QueryError: There is no gap, the text or the constraint is impossible, or the messages need more memory.
@@ -549,9 +550,7 @@ class HMMLanguageModel:
             >>> [round(sum(gap.lengths.values()), 6) for gap in model.gap_distributions("the [MASK:1-2] runs .")]
             [1.0]
         """
-        return self.gaps(
-            text, constraint=constraint, scope=scope, eos=eos, allow_eos=allow_eos, memory=memory
-        ).marginals()
+        return prepare(self, text, constraint, scope, eos, allow_eos, memory).marginals()
 
     # ---- words given both sides
 

@@ -45,6 +45,15 @@ def whole_number(text: str, name: str, low: int = 0, high: int = MAX_COUNT) -> i
     return sign * found
 
 
+def word_range(text: str, name: str) -> tuple[int, int | None]:
+    """Return (least, most) of "A-B", "A-" (no upper limit) or "A" (exactly)."""
+    low, dash, high = text.partition("-")
+    least, most = digits(low), digits(high)
+    if least is None or (high and most is None):
+        raise ConfigError(f"{name} {shortened(text)}: expected a number, A-B or A-")
+    return least, most if dash else least
+
+
 def check_range(name: str, value: Number | None, low: Number, high: Number) -> None:
     """Raise a ConfigError unless low <= value <= high, or the value is None."""
     if value is not None and not low <= value <= high:  # which NaN fails too
@@ -53,7 +62,7 @@ def check_range(name: str, value: Number | None, low: Number, high: Number) -> N
 
 
 def check_ranges(owner: object, ranges: dict[str, tuple[Number, Number]]) -> None:
-    """`check_range` of some attributes of a configuration."""
+    """Apply `check_range` to some attributes of a configuration."""
     for name, (low, high) in ranges.items():
         check_range(name, getattr(owner, name), low, high)
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+mkldnn: Any = torch.backends.mkldnn  # torch's annotations do not know its `matmul`
+
 # rows, inner dimension and columns: of networks, of transition tiles, of row tiles of the softmax
 SHAPES = ((512, 256, 256), (64, 64, 64), (256, 64, 1024))
 LARGEST_ERROR = 1e-5  # relative to the largest entry; float32 has 1e-6, bfloat16 4e-3
@@ -24,7 +26,7 @@ def fast_products() -> Iterator[None]:
     if not onednn_is_better():
         yield
         return
-    settings = _settings()
+    settings = mkldnn.matmul
     before, settings.fp32_precision = settings.fp32_precision, "bf16"
     try:
         yield
@@ -35,7 +37,7 @@ def fast_products() -> Iterator[None]:
 def use_fast_products() -> None:
     """Let oneDNN multiply float32 matrices until this process ends, where that is faster and as exact as MKL."""
     if onednn_is_better():
-        _settings().fp32_precision = "bf16"
+        mkldnn.matmul.fp32_precision = "bf16"
 
 
 @functools.cache
@@ -44,14 +46,9 @@ def onednn_is_better() -> bool:
 
     Depends on the processor and on torch alone, not on a measurement: a resumed run must choose the same.
     """
-    if not hasattr(torch.backends.mkldnn, "matmul") or not torch.backends.mkldnn.is_available():
+    if not hasattr(mkldnn, "matmul") or not mkldnn.is_available():
         return False  # torch before 2.9 has no such setting
     return "AuthenticAMD" in _processor() and torch.backends.cpu.get_cpu_capability() == "AVX512" and _is_exact()
-
-
-def _settings() -> Any:
-    """Return torch's settings of products by oneDNN, which its type stubs do not know."""
-    return torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
 
 def _processor() -> str:
@@ -64,7 +61,7 @@ def _processor() -> str:
 
 def _is_exact() -> bool:
     """Return whether products that may be rounded to bfloat16 are still those of float32."""
-    settings, generator = _settings(), torch.Generator().manual_seed(0)
+    settings, generator = mkldnn.matmul, torch.Generator().manual_seed(0)
     before, settings.fp32_precision = settings.fp32_precision, "bf16"
     try:
         return all(_error(*shape, generator) < LARGEST_ERROR for shape in SHAPES)

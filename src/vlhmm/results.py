@@ -15,7 +15,7 @@ class Result:
     """Base of every query result. Subclasses are frozen dataclasses with plain fields."""
 
     def to_dict(self) -> dict[str, object]:
-        """Return the fields as plain Python values: nested results as dicts, tensors and arrays as lists.
+        """Return the fields as plain Python values: nested results and named tuples as dicts, tensors and arrays as lists.
 
         Example:
             >>> from vlhmm.queries.next_word import WordProbability
@@ -40,6 +40,8 @@ def html_table(caption: str, cells: Mapping[str, object]) -> str:
 def _plain(value: object) -> object:
     if hasattr(value, "to_dict"):
         return value.to_dict()
+    if hasattr(value, "_asdict"):
+        return {name: _plain(each) for name, each in value._asdict().items()}
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -282,6 +282,18 @@ def test_score_next_posteriors_and_infill_are_the_librarys(client):
         assert client.post("/v1/infill", template=template, mode=mode).status_code == 200
 
 
+def test_a_range_of_words(client):
+    template = f"{A} [MASK:1-2]"
+    filled = client.post("/v1/infill", template=template, length=[3], seed=0, n=4).json()
+    ready = MODEL.gaps(template, constraint=__import__("vlhmm").length(3))
+    assert filled["constraint_log_prob"] == pytest.approx(ready.log_constraint)
+    assert {len(fill["text"].split()) for fill in filled["fills"]} == {3}
+    assert client.post("/v1/infill", template=template, length=[None, 2]).json()["fills"][0]["text"].count(" ") == 1
+    for wrong in ([], [1, 2, 3], "3-4", [3, 2], [-1], ["3"], [10**9]):
+        answer = client.post("/v1/infill", template=template, length=wrong)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "length", wrong
+
+
 def test_streamed_fills_begin_with_the_constraint(client):
     wish = {"template": f"{A} [MASK:1-2]", "must_contain": B, "seed": 0, "n": 10}
     answer = client.post("/v1/infill", stream=True, **wish)

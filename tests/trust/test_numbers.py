@@ -79,7 +79,7 @@ def test_every_number_on_a_command_line_has_a_range():
 @pytest.mark.parametrize("words", ["9" * 5000, "1-" + "9" * 5000, "\u0663", "9-1", "-", "1-2-3", "1000000000-"])
 def test_numbers_of_words_out_of_range_are_refused(run, capsys, words):
     pytest.importorskip("outlines_core")
-    refused(capsys, "steer", run, "--llm", "x", "--prompt", "x", f"--words={words}")
+    refused(capsys, "steer", run, "--llm", "x", "--prompt", "x", f"--length={words}")
 
 
 @pytest.mark.parametrize("value", ["1e-400", "nan", "inf", "-1", "x", "0"])

@@ -17,6 +17,7 @@ from vlhmm.analysis.stationary import Usage, restart_probability
 from vlhmm.data.user_text import known_word
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import QueryError
+from vlhmm.results import Result
 
 WORDS_SHOWN = 5  # words that a state or block in a list is shown by
 
@@ -56,7 +57,7 @@ class StateOfWord(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateView:
+class StateView(Result):
     """Words, neighbours and usage of a state."""
 
     state: int
@@ -79,7 +80,7 @@ class StateView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WordView:
+class WordView(Result):
     """The states that emit a word, and its neighbours."""
 
     word: str
@@ -95,7 +96,7 @@ class WordView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockView:
+class BlockView(Result):
     """Words, neighbours and usage of a block."""
 
     block: int
@@ -118,7 +119,7 @@ class BlockView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class Summary(Result):
     """A whole model."""
 
     num_states: int
@@ -314,7 +315,7 @@ class Inspector:
 
     @cached_property
     def frequency(self) -> Float[Tensor, " word"]:
-        """Every word's share of tokens."""
+        """The share of each word among all tokens."""
         return self.distributions.emit(self.usage[None])[0]
 
     @cached_property

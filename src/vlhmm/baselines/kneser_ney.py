@@ -63,17 +63,17 @@ class KneserNey:
 
     @property
     def fallback_orders(self) -> list[int]:
-        """Orders whose counts of counts allow no discounts, so that 0.5, 1 and 1.5 were taken."""
+        """Orders for which no discounts can be estimated, so that 0.5, 1 and 1.5 are used."""
         return [n for n, found in enumerate(self.discounts or (), start=1) if tuple(found) == FALLBACK_DISCOUNTS]
 
     @property
     def num_ngrams(self) -> int:
-        """n-grams of all orders that have a probability."""
+        """Number of n-grams of all orders that have a probability."""
         return sum(len(level.keys) for level in self.levels) - 1  # <s> alone is never predicted
 
     @property
     def num_parameters(self) -> int:
-        """Probabilities, and back-off weights of the n-grams below the highest order, <s> included."""
+        """Number of probabilities, and of back-off weights below the highest order, <s> included."""
         return self.num_ngrams + sum(len(level.keys) for level in self.levels[:-1])
 
     def start(self, batch_size: int) -> Tensor:
@@ -215,7 +215,7 @@ def _adjusted(counts: list[_Ngrams], n: int) -> np.ndarray:
 
 
 def _discounts(adjusted: np.ndarray) -> tuple[float, float, float]:
-    """D(1), D(2), D(3+) from the counts of counts, or the fallback."""
+    """Return D(1), D(2), D(3+) from the counts of counts, or the fallback."""
     n = np.bincount(np.minimum(adjusted, 5), minlength=5)[:5].tolist()
     if not all(n[1:4]):
         return FALLBACK_DISCOUNTS

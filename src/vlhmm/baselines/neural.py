@@ -110,7 +110,7 @@ class NeuralLanguageModel(nn.Module, ABC):
 
     @property
     def num_parameters(self) -> int:
-        """All weights; the embeddings, which serve twice, once."""
+        """Number of weights. The embeddings, which are also the output layer, count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def initialize(self, generator: torch.Generator) -> None:

@@ -151,7 +151,7 @@ def _kneser_ney(args: argparse.Namespace, corpus: Corpus) -> tuple[LanguageModel
 
 
 def note_fallback(model: KneserNey, quiet: bool) -> None:
-    """Say on standard error for which orders the text was too small or too regular to estimate discounts."""
+    """Print the orders for which the text is too small or too regular to estimate discounts."""
     if model.fallback_orders and not quiet:
         some = model.fallback_orders
         orders = ", ".join(map(str, some)) if len(some) < 10 else f"{some[0]} to {some[-1]}"

@@ -52,7 +52,7 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
 
 def add_format(parser: argparse.ArgumentParser, *kinds: str) -> None:
     """Add --format."""
-    parser.add_argument("--format", choices=kinds or ("text", "json"), default="text", help="of the output (default: text)")
+    parser.add_argument("--format", choices=kinds or ("text", "json"), default="text", help="output format (default: text)")
 
 
 def add_vocabulary_limits(parser: argparse.ArgumentParser) -> None:

@@ -27,7 +27,7 @@ line after every sentence: word, state, block, p(state | sentence); with --top-k
   --method viterbi     the most probable path (default); -k lists the K best paths
   --method posterior   each word's most probable state given the whole sentence; this need not be a possible path
   --method filtered    each word's most probable state given the words up to it
-Filtered and smoothed posteriors agree at the last word. Before it, later words may change them.
+A filtered posterior does not know the later words and the <eos>; p(state | sentence) knows both.
 
 Every sentence ends with an <eos>. The best path has a state for it, as for any word; JSON output has it as eos_state.
 With --eos-state sum, paths cover the words only, and the score is p(words, <eos>, states of the words). vlhmm infill

@@ -25,13 +25,15 @@ from vlhmm.errors import VlhmmError
 
 EPILOG = """\
 TEXT has any number of gaps: [MASK] is one word, [MASK:n] n words, [MASK:a-b] a to b words. - reads texts from standard
-input, one per line. Fills are conditioned on all given words, left and right, and on the sentence ending after them
-(unless --open). A gap holds no <eos> unless --allow-eos is given.
+input, one per line. Every probability is conditioned on all given words, left and right, on the lengths of the gaps being
+in range, on the constraint, and on the sentence ending after the text (unless --open). A gap holds no <eos> unless
+--allow-eos is given, so <eos> is not among the alternatives of a word.
 
   --mode sample      draw fills from p(fill | text, constraint); each is printed with that probability
   --mode best        for one gap of one word, the most probable word; otherwise the fill on the most probable path of
                      words and states ("joint path", the state of the final <eos> included), which need not be the
-                     most probable fill
+                     most probable fill. The probability printed is that of the fill, over all paths; path_log_prob in
+                     JSON is that of the path, under the same conditions
   --mode marginals   the distribution of each gap's length, and of each of its words given the length
 
 examples:

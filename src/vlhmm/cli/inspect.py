@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 import sys
@@ -75,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if args.kind is None:
         about |= made_with(args.run_folder)
     about |= {"usage_rounds": usage.rounds, "usage_change": usage.change}
-    content = about | plain(view)
+    content = about | view.to_dict()
     print(json.dumps(content, ensure_ascii=False) if args.format == "json" else text(content))
     return 0
 
@@ -121,17 +120,6 @@ def made_with(run_folder: str) -> dict[str, Any]:
         parameters = sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
     names = ("constraint", "transition", "parameterization")
     return {"parameters": parameters} | {name: getattr(model, name) for name in names}
-
-
-def plain(view: Any) -> dict[str, Any]:
-    """Return a view as JSON values: named tuples become objects."""
-
-    def convert(value: Any) -> Any:
-        if isinstance(value, list):
-            return [convert(entry) for entry in value]
-        return {name: convert(entry) for name, entry in value._asdict().items()} if hasattr(value, "_asdict") else value
-
-    return {field.name: convert(getattr(view, field.name)) for field in dataclasses.fields(view)}
 
 
 @contextmanager

@@ -6,12 +6,14 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+from operator import and_
 from typing import Any
 
 from vlhmm.cli.common import add_format, add_machine_options, log_to, setup, verb_parser
 from vlhmm.config import to_json
 from vlhmm.errors import ConfigError, DataError, QueryError, VlhmmError
-from vlhmm.limits import digits, shortened
+from vlhmm.limits import word_range
 
 LOG_BASES = {"e": 1.0, "2": math.log(2), "10": math.log(10)}
 
@@ -71,22 +73,9 @@ def constraint_of(args: argparse.Namespace) -> Any:
     if args.must_not:
         parts.append(must_not(*args.must_not))
     if args.length is not None:
-        parts.append(length(*_range(args.length)))
+        parts.append(length(*word_range(args.length, "--length")))
     parts += [regex(pattern) for pattern in args.regex]
-    if not parts:
-        return None
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole & part
-    return whole
-
-
-def _range(text: str) -> tuple[int, int | None]:
-    first, dash, last = text.partition("-")
-    low, high = digits(first), digits(last)
-    if low is None or (last and high is None):
-        raise ConfigError(f"--length {shortened(text)}: expected a number, A-B or A-")
-    return low, high if dash else low
+    return reduce(and_, parts) if parts else None
 
 
 def load_model(args: argparse.Namespace, run_folder: str | None = None, any_kind: bool = False) -> Any:

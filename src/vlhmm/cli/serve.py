@@ -48,7 +48,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """RUN, the address and the limits."""
+    """Add RUN, the address and the limits."""
     parser.add_argument("run_folder", metavar="RUN", help="run folder of vlhmm train, baseline or mix")
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: 127.0.0.1, this machine only)")
     parser.add_argument(
@@ -125,7 +125,7 @@ def make_server(args: argparse.Namespace, for_people: bool = False) -> Any:
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket that has the address; taken before the model is loaded, which may take a minute."""
+    """Return a socket bound to the address. This comes before loading the model, which may take a minute."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -11,7 +11,7 @@ from typing import Any
 from vlhmm.cli.common import add_format, add_machine_options, log_to, setup, token_progress, verb_parser
 from vlhmm.cli.numbers import count, real
 from vlhmm.errors import ConfigError, DataError
-from vlhmm.limits import MAX_NEW_TOKENS, shortened, whole_number
+from vlhmm.limits import MAX_NEW_TOKENS, word_range
 
 EPILOG = """\
 RUN is an HMM over the language model's tokens: a run of vlhmm distill, or a folder of Ctrl-G or TRACE. LLM is a folder
@@ -19,9 +19,13 @@ written by save_pretrained, a .gguf file, or a name on the Hugging Face hub. pip
 
 Every text meets every constraint and ends within the token budget. A constraint that cannot be met is refused.
 
+In JSON, log_prob is log p(text | prompt) under the language model at temperature 1; it is not conditioned on the
+constraint. log_weight is log p(text | prompt) - log q(text) at the sampling temperature, where q is the distribution
+that the text was drawn from: exp(log_weight) weights averages under the language model given the constraint.
+
 examples:
-  vlhmm steer runs/smol --llm SmolLM2.gguf --prompt "Write one sentence about a dog." --must-include park,ball -n 5
-  vlhmm steer runs/smol --llm SmolLM2.gguf --prompt "Describe the sea." --must-include "wave|waves,wind" --words 5-12
+  vlhmm steer runs/smol --llm SmolLM2.gguf --prompt "Write one sentence about a dog." --must-contain park --must-contain ball -n 5
+  vlhmm steer runs/smol --llm SmolLM2.gguf --prompt "Describe the sea." --must-contain "wave|waves" --length 5-12
   vlhmm steer runs/smol --llm SmolLM2.gguf --prompt "A person, as JSON." --json-schema person.json --format json
   vlhmm steer runs/smol --llm SmolLM2.gguf --prompts questions.txt --choice yes --choice no --format jsonl
   vlhmm steer runs/smol --llm SmolLM2.gguf --prompt "Write about rain." --must-not rain --particles 8
@@ -47,11 +51,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     group = parser.add_argument_group("constraints on the text (all of them hold)")
     group.add_argument(
-        "--must-include", action="append", default=[], metavar="A,B|C", help="words or phrases that the text contains, separated by commas; | separates alternatives"
+        "--must-contain", action="append", default=[], metavar="PHRASE", help="word or phrase that the text contains, or A|B for any one of several; repeatable"
     )
-    group.add_argument("--must-not", action="append", default=[], metavar="A,B", help="words or phrases that it does not contain")
-    group.add_argument("--any-case", action="store_true", help="--must-include and --must-not ignore case")
-    group.add_argument("--words", metavar="A-B", help="A to B words; A- for at least A, A for exactly A")
+    group.add_argument(
+        "--must-not", action="append", default=[], metavar="PHRASE", help="word or phrase that it does not contain; repeatable"
+    )
+    group.add_argument("--any-case", action="store_true", help="--must-contain and --must-not ignore case")
+    group.add_argument("--length", metavar="A-B", help="A to B words; A- for at least A, A for exactly A")
     group.add_argument("--regex", metavar="PATTERN", help="regular expression that the whole text matches")
     group.add_argument("--choice", action="append", default=[], metavar="TEXT", help="the text is one of those given; repeatable")
     group.add_argument("--json-schema", metavar="FILE", help="the text is a JSON value of this schema: a file, or the schema itself")
@@ -79,7 +85,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Generate and print the texts; return 0. Bad input is refused before the language model is loaded."""
     if not args.prompt and not args.prompts:
-        raise ConfigError("--prompt is missing: what the language model is asked; or give --prompts FILE")
+        raise ConfigError("--prompt is missing; give a prompt, or --prompts FILE")
     setup(args)
     from vlhmm.steering.distill import read_prompts
     from vlhmm.steering.generation import generate, guide_for
@@ -143,36 +149,18 @@ def constraint_of(args: argparse.Namespace) -> Any:
     """Return the constraint that the options name."""
     from vlhmm.steering.text_constraint import constraint
 
-    included = [
-        item.split("|") if "|" in item else item for given in args.must_include for item in _items(given, "--must-include")
-    ]
     return constraint(
         regex=args.regex,
         choice=args.choice,
         json_schema=_schema(args.json_schema),
-        must_include=included,
-        must_not=[item for given in args.must_not for item in _items(given, "--must-not")],
-        words=None if args.words is None else _range(args.words),
+        must_contain=[item.split("|") if "|" in item else item for item in args.must_contain],
+        must_not=args.must_not,
+        length=None if args.length is None else word_range(args.length, "--length"),
         prefix=args.prefix,
         suffix=args.suffix,
         sentence_end=args.sentence_end,
         any_case=args.any_case,
     )
-
-
-def _items(given: str, option: str) -> list[str]:
-    items = [item.strip() for item in given.split(",")]
-    if not all(items):
-        raise ConfigError(f"{option} {given!r} has an empty word; expected words with commas between them")
-    return items
-
-
-def _range(text: str) -> tuple[int, int | None]:
-    low, dash, high = text.partition("-")
-    if not low or "-" in high:
-        raise ConfigError(f"--words {shortened(text)}: expected a number, A-B or A-")
-    least = whole_number(low, "--words")
-    return least, (whole_number(high, "--words") if high else None) if dash else least
 
 
 def _schema(given: str | None) -> str | None:

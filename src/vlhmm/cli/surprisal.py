@@ -12,8 +12,8 @@ from vlhmm.errors import VlhmmError
 
 EPILOG = """\
 FILE is a text file with one sentence per line; by default, standard input. For every word, p(word | all other words of
-its sentence) is computed exactly. The least expected words come first, each with the words that the model expects in
-its place. Under the context rule carry, the lines before are given too, as in vlhmm score; the lines after are not.
+its sentence, its end) is computed exactly. <eos> is not among the alternatives, so the probabilities of all other words
+sum to one. The least expected words come first, each with the words that the model expects in its place. Under the context rule carry, the lines before are given too, as in vlhmm score; the lines after are not.
 Positions are printed as LINE:POSITION; both count from 1, also in JSON.
 
 examples:

@@ -54,7 +54,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def xlogx_table(largest: int) -> np.ndarray:
-    """F(0 .. largest) in fixed point, cut off at TABLE_SIZE entries."""
+    """Return F(0 .. largest) in fixed point, cut off at TABLE_SIZE entries."""
     n = np.arange(min(largest + 1, TABLE_SIZE), dtype=np.float64)
     return np.rint(n * np.log(np.maximum(n, 1.0)) * UNIT).astype(np.int64)
 
@@ -274,7 +274,7 @@ def add_words(table, window, members, bigrams, order, start, stop, empty_slot, m
 
 @kernel
 def merge_all(table, window, pairs, merges, losses):
-    """Put the counts `pairs` (M, M) in the window and merge until one class is left, in O(M^3).
+    """Merge classes with counts `pairs` (M, M) until one is left. O(M^3).
 
     Row r of `merges` is the r-th merge: (kept, absorbed), each class named by the smallest of its numbers.
     """

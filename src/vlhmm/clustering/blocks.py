@@ -108,7 +108,7 @@ class Blocks:
 
     @staticmethod
     def none(vocab_size: int, num_states: int) -> Blocks:
-        """No constraint: one block with all words and all states."""
+        """Return blocks without a constraint: one block with all words and all states."""
         _positive(vocab_size=vocab_size, num_states=num_states)
         return Blocks.partition_of(np.zeros(vocab_size, dtype=np.int64), 1, num_states)
 
@@ -129,17 +129,17 @@ class Blocks:
 
     @property
     def num_real_states(self) -> int:
-        """How many states exist: `num_states` without the padding."""
+        """Number of states without the padding of uneven blocks."""
         return int(self.num_alive.sum()) if self.partition else self.num_states
 
     @property
     def alive(self) -> np.ndarray:
-        """(G, K) bool: which slots exist."""
+        """Which slots exist, (G, K) bool; others are padding."""
         return np.arange(self.states_per_block) < self.num_alive[:, None]
 
     @property
     def words_by_block(self) -> tuple[np.ndarray, np.ndarray]:
-        """(order, sizes): word ids sorted by block, then by id, and how many words each block has."""
+        """Word ids sorted by block, then by id, and the number of words of each block."""
         order = np.argsort(self.block_of_word, kind="stable")
         return order, np.bincount(self.block_of_word, minlength=self.num_blocks)
 
@@ -227,7 +227,7 @@ class Blocks:
 
 
 def share_states(num_states: int, num_blocks: int) -> int:
-    """K = num_states / num_blocks, refused if it is not whole."""
+    """Return K = num_states / num_blocks. Raise a ConfigError if it is not a whole number."""
     _positive(num_states=num_states, num_blocks=num_blocks)
     if num_states % num_blocks:
         lower = num_states - num_states % num_blocks

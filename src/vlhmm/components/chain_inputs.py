@@ -1,4 +1,4 @@
-"""Tokens -> which potentials they read: the seam between words in blocks and inference on rows of tables."""
+"""Convert tokens to the table rows that they read: the boundary between words and blocks, and inference on tables."""
 
 from typing import NamedTuple
 
@@ -10,14 +10,14 @@ from vlhmm.inference.types import Chain
 
 
 class FilterState(NamedTuple):
-    """The filtered posterior after the last token of each row, on the states of its block; block -1: nothing read yet."""
+    """The filtered posterior after the last token of each row, over the states of its block. Block -1: nothing read yet."""
 
     block: Int[Tensor, " batch"]
     alpha: Float[Tensor, "batch slot"]
 
 
 class Pairs(NamedTuple):
-    """Distinct (from, to) pairs of blocks, sorted by from, then to."""
+    """Distinct (from, to) pairs of blocks, sorted by from, then by to."""
 
     from_block: Int[Tensor, " pair"]
     to_block: Int[Tensor, " pair"]
@@ -30,16 +30,16 @@ def pair_codes(
     restart: Bool[Tensor, "batch time"],
     carry_block: Int[Tensor, " batch"],
 ) -> Int[Tensor, "batch time"]:
-    """from * G + to for the edge into each token; -1 where it restarts."""
+    """Return from * M + to for the edge into each token, and -1 where the chain restarts."""
     block = block_of_word[tokens]
     previous = torch.cat([carry_block[:, None], block[:, :-1]], dim=1)
     return torch.where(restart | (previous < 0), -1, previous * num_blocks + block)
 
 
 def distinct_pairs(codes: Tensor, live: Tensor, num_blocks: int) -> tuple[Int[Tensor, " pair"], Pairs]:
-    """(sorted distinct codes, the pairs they stand for) among the live edges."""
+    """Return the sorted distinct codes of the live edges, and the pairs of blocks that they stand for."""
     used = codes[live & (codes >= 0)]
-    if num_blocks**2 <= 1 << 24:  # a table of marks beats sorting
+    if num_blocks**2 <= 1 << 24:  # a table of marks is faster than sorting
         marks = torch.zeros(num_blocks**2, dtype=torch.bool, device=codes.device)
         marks[used] = True
         found = marks.nonzero()[:, 0]
@@ -55,7 +55,7 @@ def chain_of(
     codes: Tensor,
     known: Int[Tensor, " pair"],
 ) -> Chain:
-    """The chain that reads tile p for the p-th of the `known` codes."""
+    """Return the chain of a batch. Edges with code `known[p]` read tile p."""
     edge_of = torch.searchsorted(known, codes.clamp(min=0)) if len(known) else torch.zeros_like(codes)
     edge_of = torch.where(codes >= 0, edge_of, -1)
     live = torch.arange(tokens.shape[1], device=tokens.device)[None] < lengths[:, None]
@@ -63,7 +63,7 @@ def chain_of(
 
 
 def last_carry(alpha: Tensor, block: Tensor, lengths: Tensor, before: FilterState) -> FilterState:
-    """What row b knows after its last token; an empty row keeps what it knew."""
+    """Return the filter state after the last token of each row. An empty row keeps the state before it."""
     last = (lengths - 1).clamp(min=0)
     rows = torch.arange(len(lengths), device=lengths.device)
     empty = lengths == 0

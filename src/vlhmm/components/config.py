@@ -1,4 +1,4 @@
-"""Which hidden Markov model: its states, who emits what, and how its parameters are made."""
+"""Settings of the model: its states, which words they emit, and how its parameters are computed."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Within = Literal["softmax", "low-rank"]
 Allocation = Literal["equal", "tokens"]
 
 
-# What each number may be, read from a file or given by a user
+# The range of each number, read from a file or given by a user
 RANGES: dict[str, tuple[float, float]] = {
     "num_states": (1, MAX_STATES),
     "num_blocks": (1, MAX_STATES),
@@ -32,7 +32,7 @@ RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The paper's model by default: 2^15 states in 128 Brown blocks, neural, one softmax over all states."""
+    """Settings of the model. The defaults are the paper's: 2^15 states in 128 Brown blocks, neural, one softmax."""
 
     num_states: int = setting(32_768, "Number of hidden states |Z|.", "states and blocks")
     num_blocks: int = setting(128, "Number of blocks M that words and states are divided into.", "states and blocks")

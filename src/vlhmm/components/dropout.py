@@ -1,8 +1,7 @@
-"""State dropout: which states of every block a step keeps. What comes back indexes a smaller model.
+"""State dropout: draw which states of every block a step keeps. The result indexes a smaller model.
 
-The paper draws (1-λ)k states of each block without replacement; the largest of independent
-Gumbel draws are such a sample. Models without a partition drop columns of the transition
-matrix instead.
+The paper draws (1-λ)K states of each block without replacement. The states with the largest of independent Gumbel
+draws are such a sample. Models whose words share states drop columns of the transition matrix instead.
 """
 
 import torch
@@ -13,7 +12,7 @@ from vlhmm.errors import ConfigError
 
 
 def num_kept(states_per_block: int, dropout: float) -> int:
-    """(1-λ)k, at least one state."""
+    """Return the number of states kept, (1-λ)K rounded, at least one."""
     if not 0 <= dropout < 1:
         raise ConfigError(f"state_dropout={dropout} must lie in [0, 1): 1 would keep no state")
     return max(1, round((1 - dropout) * states_per_block))
@@ -22,10 +21,9 @@ def num_kept(states_per_block: int, dropout: float) -> int:
 def sample_kept(
     num_alive: Int[Tensor, " block"], states_per_block: int, dropout: float, generator: torch.Generator
 ) -> tuple[Int[Tensor, "block kept"], Int[Tensor, " block"]]:
-    """(slots kept in every block, how many of them are alive), uniform without replacement, in slot order.
+    """Draw the slots that each block keeps, uniformly without replacement. Return them in slot order, and their number.
 
-    A block with fewer states than others keeps its own share (1-λ)k_m of them; its row is filled up with slots
-    that do not count.
+    A block with fewer states than others keeps its own share (1-λ)K_m. Its row is padded with slots beyond that number.
     """
     gumbel = -torch.empty(len(num_alive), states_per_block).exponential_(generator=generator).log()
     slot = torch.arange(states_per_block)
@@ -34,22 +32,22 @@ def sample_kept(
     share = torch.tensor([shares[alive] for alive in num_alive.tolist()])
     order = gumbel.argsort(dim=1, descending=True, stable=True)[:, : int(share.max())]
     counted = torch.arange(order.shape[1])[None] < share[:, None]
-    # in slot order, those that count first
+    # in slot order, padding last
     kept = torch.where(counted, order, order + states_per_block).sort(dim=1).values % states_per_block
     return kept.to(num_alive.device), share.to(num_alive.device)
 
 
 def sample_features(shape: tuple[int, ...], dropout: float, generator: torch.Generator) -> Tensor:
-    """0 with probability `dropout`, else 1 / (1 - dropout), for every coordinate: its expectation is 1."""
+    """Draw a dropout mask: 0 with probability `dropout`, else 1 / (1 - dropout), so that its expectation is 1."""
     return (torch.rand(shape, generator=generator) >= dropout).float() / (1 - dropout)
 
 
 def sample_columns(
     states_of_word: Int[Tensor, "word slot"], num_states: int, dropout: float, generator: torch.Generator
 ) -> Bool[Tensor, " state"]:
-    """True for the states that may be entered: the paper's column-dropping for uniform constraints.
+    """Return which states may be entered: the paper's column dropout for the constraint `uniform`.
 
-    A word all of whose states were dropped could not be emitted at all; it keeps the one that was drawn next.
+    A word whose states were all dropped could not be emitted; it keeps the one drawn next.
     """
     rank = torch.randperm(num_states, generator=generator)
     keep = rank < num_kept(num_states, dropout)
@@ -62,7 +60,7 @@ def sample_columns(
 def slots_of_columns(
     states_of_word: Int[Tensor, "word slot"], columns: Bool[Tensor, " state"]
 ) -> tuple[Int[Tensor, "word kept"], Int[Tensor, " word"]]:
-    """(slots of every word, how many of them have states that may be entered): these first, in slot order."""
+    """Return the slots of every word, those whose states may be entered first, and the number of these."""
     enterable = columns[states_of_word]
     num_alive = enterable.sum(dim=1)
     order = enterable.int().argsort(dim=1, descending=True, stable=True)

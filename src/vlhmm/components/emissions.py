@@ -1,38 +1,25 @@
 r"""Emission tables $\log p(x | z)$ as (V, K): for every word, the K states that may emit it.
 
-Computed block by block, never as a |Z| x V matrix: each state is normalized over its own block's
-words, which is the same distribution as a masked softmax over all words. (Where words share states, `overlapping` goes
-through that matrix a few words at a time.)
+Computed block by block, never as a |Z| x V matrix: each state is normalized over the words of its own block, which is
+the same distribution as a masked softmax over all words. Where words share states, `overlapping` computes the matrix
+for a few words at a time.
 """
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vlhmm.components.fused import blocked_log_softmax
-
-
-def blocked(
-    hidden: Float[Tensor, "block slot width"],
-    weight: Float[Tensor, "word width"],
-    bias: Float[Tensor, " word"],
-    words_by_block: Int[Tensor, " word"],
-    block_sizes: list[int],
-) -> Float[Tensor, "word slot"]:
-    """log p(x | z) from state vectors and word vectors, normalized within each block."""
-    return blocked_log_softmax(hidden, weight, bias, words_by_block, block_sizes)
-
 
 def blocked_scalar(
     logits: Float[Tensor, "word slot"], words_by_block: Int[Tensor, " word"], block_sizes: list[int]
 ) -> Float[Tensor, "word slot"]:
-    """log p(x | z) from one free number a (word, state)."""
+    """Return log p(x | z) from one free parameter per (word, state), normalized within each block."""
     tables = [part.log_softmax(0) for part in logits[words_by_block].split(block_sizes)]
     return restore_order(torch.cat(tables), words_by_block)
 
 
 def restore_order(table: Tensor, words_by_block: Tensor) -> Tensor:
-    """Rows back in vocabulary order."""
+    """Return the rows of a table in vocabulary order."""
     position = torch.empty_like(words_by_block)
     position[words_by_block] = torch.arange(len(words_by_block), device=position.device)
     return table[position]
@@ -46,13 +33,13 @@ def overlapping(
     dead: Bool[Tensor, "word slot"] | None = None,
     words_at_once: int = 1024,
 ) -> Float[Tensor, "word slot"]:
-    """log p(x | z) where words have subsets of states that overlap: normalized over the words that hold a state.
+    """Return log p(x | z) where words share states: a state is normalized over the words whose sets contain it.
 
-    A dead slot, of a word with fewer states than others, emits nothing.
+    Dead slots (padding of words with fewer states) have probability zero. O(V S h), a few words at a time.
     """
 
-    # Products with all states, most of them not needed, are faster than gathering every word's state vectors: with their
-    # gradients 1.2 against 3.1 s at 2^13 states, 128 a word, on one core.
+    # Products with all states, although most are not needed, are faster than gathering every word's state vectors: with
+    # gradients 1.2 against 3.1 s at 2^13 states, 128 per word, on one core.
     chunks = zip(
         states_of_word.split(words_at_once),
         weight.split(words_at_once),
@@ -67,7 +54,7 @@ def overlapping(
 
 
 def segment_logsumexp(logits: Tensor, segment: Tensor, num_segments: int) -> Tensor:
-    """log of the sum of exp(logits) over all entries with the same segment."""
+    """Return the log of the sum of exp(logits) over the entries of each segment."""
     flat, where = logits.reshape(-1), segment.reshape(-1)
     with torch.no_grad():
         top = torch.full((num_segments,), -torch.inf, dtype=flat.dtype, device=flat.device)

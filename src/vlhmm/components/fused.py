@@ -1,6 +1,6 @@
-"""Products and their softmax in one pass, a few rows at a time: what a step does to every state, while it is in cache.
+"""Matrix products fused with their softmax, a few rows at a time, so that the operands stay in cache.
 
-Each function equals the plain expression in its first line; the gradient is taken from the result, chunk by chunk,
+Each function equals the plain expression in its first line. The gradient is computed from the result, chunk by chunk,
 so that no temporary of all states is written to memory and read again.
 """
 
@@ -11,14 +11,14 @@ from torch.autograd.function import once_differentiable
 
 from vlhmm import inference
 
-ROWS = 1024  # at a time: a megabyte of 256-wide vectors
-FEW_STATES = 8  # of a block: up to here compiled loops beat a matrix product per block
+ROWS = 1024  # per chunk: a megabyte of 256-wide vectors
+FEW_STATES = 8  # per block: up to here compiled loops are faster than a matrix product per block
 
 
 def linear_log_softmax(
     hidden: Float[Tensor, "*row width"], weight: Float[Tensor, "out width"], bias: Float[Tensor, " out"]
 ) -> Float[Tensor, "*row out"]:
-    """(hidden @ weight.T + bias).log_softmax(-1)"""
+    """Return (hidden @ weight.T + bias).log_softmax(-1)."""
     return _LinearLogSoftmax.apply(hidden, weight, bias)
 
 
@@ -51,7 +51,7 @@ class _LinearLogSoftmax(torch.autograd.Function):
 
 
 def through_log_softmax(gradient: Tensor, log_probs: Tensor, axis: int) -> Tensor:
-    """The gradient in the logits, from that in their log_softmax over the axis."""
+    """Return the gradient in the logits from the gradient in their log_softmax over `axis`."""
     return log_probs.exp().mul_(-gradient.sum(axis, keepdim=True)).add_(gradient)
 
 
@@ -62,11 +62,11 @@ def blocked_log_softmax(
     words_by_block: Int[Tensor, " word"],
     block_sizes: list[int],
 ) -> Float[Tensor, "word slot"]:
-    """For block m with its words w: table[w] = (hidden[m] @ weight[w].T + bias[w]).log_softmax(-1).T, in vocabulary order.
+    """Return, for the words w of each block m, (hidden[m] @ weight[w].T + bias[w]).log_softmax(-1).T, in vocabulary order.
 
-    Blocks of few states are compiled loops over the words as they lie: the products are too small for a matrix library,
-    and the word vectors, most of a small model, are read once and not copied. In training only: elsewhere the table
-    is made once, and importing the compiler would take longer.
+    In training, blocks of few states use compiled loops over the words in their own order: the products are too small for
+    a matrix library, and the word vectors, most of a small model, are read once and not copied. Elsewhere the table is
+    computed once, and importing the compiler would take longer.
     """
     if torch.is_grad_enabled() and inference.use_kernels(hidden) and hidden.shape[1] <= FEW_STATES:
         return _BlockedByKernels.apply(hidden, weight, bias, words_by_block, block_sizes)
@@ -108,13 +108,13 @@ class _BlockedLogSoftmax(torch.autograd.Function):
             torch.mm(d_logits.t(), word, out=d_state)
             torch.mm(d_logits, state, out=d_word)
             torch.sum(d_logits, 1, out=d_b)
-        # no word is in two blocks: a copy to its place, where the gradient of an index would add up
+        # every word is in one block, so rows are copied, where the gradient of indexing would add
         d_weight, d_bias = (torch.empty_like(d).index_copy_(0, words_by_block, d) for d in (d_weight, d_bias))
         return d_hidden, d_weight, d_bias, None, None
 
 
 class _BlockedByKernels(torch.autograd.Function):
-    """As `_BlockedLogSoftmax`."""
+    """The same as `_BlockedLogSoftmax`, by compiled loops."""
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, words_by_block, block_sizes):
@@ -174,7 +174,7 @@ class _LayerNorm(torch.autograd.Function):
 def take(
     table: Float[Tensor, "block slot width"], slots: Int[Tensor, "block kept"]
 ) -> Float[Tensor, "block kept width"]:
-    """table.gather(1, slots) on whole vectors; no slot twice."""
+    """Return table.gather(1, slots) for whole vectors. No slot may occur twice."""
     return _Take.apply(table, slots)
 
 

@@ -1,4 +1,4 @@
-"""The small networks between a state's embedding and its potentials."""
+"""The networks between state embeddings and logits."""
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Residual(nn.Module):
-    """LayerNorm(ReLU(D W2) + D) with D = ReLU(E W1): the paper's appendix, normalized after the sum."""
+    """LayerNorm(ReLU(D W2) + D) with D = ReLU(E W1), from the paper's appendix, normalized after the sum."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -29,11 +29,11 @@ class Residual(nn.Module):
 
 
 def composed(outer: nn.Linear, inner: nn.Module) -> tuple[Tensor, Tensor]:
-    """Weight and bias of outer(inner(x)), both linear."""
+    """Return weight and bias of outer(inner(x)), both linear."""
     assert isinstance(inner, nn.Linear)
     return outer.weight @ inner.weight, outer.weight @ inner.bias + outer.bias
 
 
 def network(kind: str, size: int) -> nn.Module:
-    """A residual network, or a linear map in its place."""
+    """Return a residual network, or a linear map for any other kind."""
     return Residual(size) if kind == "residual" else nn.Linear(size, size)

@@ -34,7 +34,7 @@ class Automaton:
 
     @cached_property
     def alive(self) -> np.ndarray:
-        """(Q,) bool: the states from which something is accepted."""
+        """Which states can still accept, (Q,) bool."""
         return alive(DFA(self.delta, self.accept))
 
     def step(self, state: int, word: int) -> int:

@@ -95,7 +95,7 @@ class Contains(Constraint):
         return {word for phrase in self.phrases for word in phrase}
 
     def dfa(self, symbol_of_word: dict[str, int], num_symbols: int, max_states: int) -> DFA:
-        """Knuth, Morris and Pratt's automaton of each phrase, one after the other. O(words in all * symbols).
+        """Return the automaton of Knuth, Morris and Pratt for each phrase, one after the other. O(all words * symbols).
 
         With n of a phrase's words matched, the next symbol continues the match, or else leads where it leads from the
         longest proper border of those n words. The automaton is already minimal: no two states need equally many

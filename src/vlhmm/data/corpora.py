@@ -44,7 +44,7 @@ class Corpus(NamedTuple):
 
 
 def digest(corpus: Corpus) -> str:
-    """Tell the texts of one run from another's: of the training and the validation text, line ends included."""
+    """Return a checksum of the training and the validation text, line ends included, which tells runs on other texts apart."""
     content = hashlib.sha256()
     for text in (corpus.train, corpus.valid):
         content.update(text.digest.encode() if isinstance(text, PreparedText) else text.tokens.tobytes())

@@ -103,7 +103,7 @@ class PreparedText(Text):
 
     @property
     def tokens(self) -> np.ndarray:  # type: ignore[override]
-        """All ids, copied to memory: for what cannot read a text in parts."""
+        """All ids, copied to memory, for callers that cannot read a text in parts."""
         return np.concatenate([np.zeros(0, np.int32), *(ids.astype(np.int32) for ids in self.token_arrays())])
 
     @property
@@ -115,7 +115,7 @@ class PreparedText(Text):
 
     @property
     def literal_unk(self) -> np.ndarray:  # type: ignore[override]
-        """Where the text itself says <unk>."""
+        """Positions of literal <unk> tokens."""
         before = np.cumsum([0, *(shard.tokens for shard in self.shards)])
         places = [self._array(i, "unk", "<u8").astype(np.int64) + before[i] for i in range(len(self.shards))]
         return np.concatenate([np.zeros(0, np.int64), *places])

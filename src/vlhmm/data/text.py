@@ -35,7 +35,7 @@ class Text:
 
     @property
     def num_tokens(self) -> int:
-        """Words plus one <eos> a line: what perplexity divides by."""
+        """Words plus one <eos> per line, the divisor of perplexity."""
         return len(self.tokens)
 
     @property

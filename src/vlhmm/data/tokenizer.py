@@ -142,7 +142,7 @@ class TokenVocabulary(Vocabulary):
 
     @cached_property
     def token_bytes(self) -> tuple[bytes, ...]:
-        """The bytes that each id writes; empty for special tokens.
+        """The bytes that each id adds to the text; empty for special tokens.
 
         Byte-level pieces are spelled with one character per byte, SentencePiece ones with "▁" for a blank and
         "<0x0A>" for single bytes.

@@ -11,7 +11,7 @@ from vlhmm.inference.numba_backend import even_bounds, kernel, parallel
 
 @kernel
 def log_softmax_of_blocks(first, last, hidden, weight, bias, words, begin, table):
-    """table[w, k] = log p(w | state k of its block m), for the words[begin[m] : begin[m + 1]] of blocks first .. last - 1."""
+    """Compute table[w, k] = log p(w | state k of its block m) for the words of blocks first .. last - 1."""
     num_states, width = hidden.shape[1], hidden.shape[2]
     zero = hidden.dtype.type(0)
     even = num_states - num_states % 4

@@ -43,7 +43,7 @@ def forward(
     log_emit: Float[Tensor, "batch time slot"],
     log_edge: Float[Tensor, "batch time slot slot"],
 ) -> Float[Tensor, "batch time slot"]:
-    r"""Forward messages $\log\alpha_t(j) = \log p(x_{1:t}, z_t = j)$, in O(T K^2) a sequence."""
+    r"""Return forward messages $\log\alpha_t(j) = \log p(x_{1:t}, z_t = j)$. O(T K^2) per sequence."""
     log_alpha = log_first + log_emit[:, 0]
     messages = [log_alpha]
     for t in range(1, log_emit.shape[1]):

@@ -74,7 +74,7 @@ def pool(num_threads: int) -> ThreadPoolExecutor:
 
 
 def parallel(function: Callable, bounds: np.ndarray, *arguments: Any) -> None:
-    """function(first, last, *arguments) for every consecutive pair in `bounds`, on torch's number of threads."""
+    """Call function(first, last, *arguments) for every consecutive pair in `bounds`, on torch's number of threads."""
     ranges = [(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True) if b > a]
     threads = pool(torch.get_num_threads())
     futures = [threads.submit(function, first, last, *arguments) for first, last in ranges]
@@ -302,7 +302,7 @@ def carry_array(carry: Tensor | None, batch: int, like: np.ndarray) -> np.ndarra
 
 
 def widths_of(emission: np.ndarray) -> np.ndarray:
-    """For every word, how many of its first states can emit it: those after them, in blocks smaller than others, are skipped."""
+    """Return how many of its first states can emit each word. In blocks smaller than others, the rest is padding."""
     if (emission[:, -1] > 0).all():
         return np.full(len(emission), emission.shape[1])
     return emission.shape[1] - (emission[:, ::-1] > 0).argmax(axis=1)
@@ -377,7 +377,7 @@ def backward(
 def add_edge_sums(
     sums: Tensor, emission: Tensor, chain: Chain, alpha: Tensor, right: Tensor, carry: Tensor | None
 ) -> None:
-    r"""sums[p] += $\sum_t \hat\alpha_{t-1} r_t^\top$ over the edges through tile p: counts divided by the tile itself."""
+    r"""Add $\sum_t \hat\alpha_{t-1} r_t^\top$ over the edges through tile p to sums[p]: the counts, divided by the tile."""
     _, emit_of, edge_of, lengths = arrays_of(chain)
     time, size = edge_of.shape[1], right.shape[2]
     moves = (edge_of >= 0) & (np.arange(time)[None] < lengths[:, None])
@@ -418,6 +418,6 @@ def add_table_counts(counts: Counts, chain: Chain, posterior: Tensor) -> None:
 
 
 def multiply_tiles(sums: Tensor, tiles: Tensor) -> None:
-    """sums *= tiles, in place: edge sums become expected counts."""
+    """Multiply the sums by the tiles, in place: edge sums become expected counts."""
     bounds = even_bounds(np.ones(tiles.shape[0]))
     parallel(scale_tiles, bounds, tiles.contiguous().numpy(), sums.numpy())

@@ -33,7 +33,7 @@ def forward(
     log_emit: Float[Tensor, "batch time slot"],
     log_edge: Float[Tensor, "batch time slot slot"],
 ) -> Float[Tensor, "batch time slot"]:
-    r"""Forward messages $\log\alpha_t$, equal to `reference.forward`, in ceil(log2 T) rounds."""
+    r"""Return forward messages $\log\alpha_t$, equal to `log_space.forward`, in ceil(log2 T) rounds."""
     first = (log_first + log_emit[:, 0])[:, None]
     if log_emit.shape[1] == 1:
         return first

@@ -46,7 +46,7 @@ class Fill(Result):
 
     text: str  # the whole text with its gaps filled
     gaps: tuple[tuple[str, ...], ...]  # what each gap holds
-    log_prob: float  # log p(fill | observed, constraint), nats
+    log_prob: float  # log p(fill | given words, gap lengths in range, constraint), nats; over all state paths
     ids: tuple[int, ...]  # the whole text, its <eos> included if it was asked for
 
 
@@ -56,12 +56,12 @@ class BestFill(Result):
 
     fill: Fill
     criterion: str  # "most probable word" or "joint path"
-    log_prob_path: float | None  # log p(fill, states | observed, constraint) of the joint path
+    log_prob_path: float | None  # of the joint path: log p(fill, states | given words, gap lengths in range, constraint)
 
 
 @dataclass(frozen=True, slots=True)
 class GapDistribution(Result):
-    """One gap, given everything observed."""
+    """One gap, given the words, the ranges of all gaps and the constraint."""
 
     lengths: dict[int, float]
     words: dict[int, list[WordDistribution]]  # {length: a distribution for each place}
@@ -85,7 +85,7 @@ class Infilling:
         return f"Infilling({' '.join(self.words)!r}, log_evidence={self.log_evidence:.4f}, log_constraint={self.log_constraint})"
 
     def sample(self, n: int = 1, seed: Seed = 0) -> list[Fill]:
-        """Return `n` independent draws from p(fill | observed, constraint), each with its exact probability."""
+        """Return `n` independent draws from p(fill | given words, gap lengths in range, constraint)."""
         if n < 1:
             raise QueryError(f"asked for {n} samples, expected at least 1")
         words = sum(item.high for item in self.template.items if isinstance(item, Gap))
@@ -114,8 +114,7 @@ class Infilling:
         return [self._distribution(found) for found in gap_marginals(self._lattice, self._start)]
 
     def log_prob(self, *gaps: str | Sequence[str]) -> float:
-        """Return log p(fill | observed, constraint) of the fill given as one text per gap; -inf if it is not
-        allowed."""
+        """Return log p(fill | given words, gap lengths in range, constraint) of one text per gap; -inf if not allowed."""
         wanted = [self.model.vocabulary.split(words) if isinstance(words, str) else list(words) for words in gaps]
         slots = [item for item in self.template.items if isinstance(item, Gap)]
         if len(wanted) != len(slots):

@@ -173,7 +173,7 @@ def _since_restart(model: "LanguageModel", ids: Sequence[int]) -> list[int]:
 
 
 def without_states(model: "LanguageModel", name: str, what: str) -> str:
-    """Why `what` cannot be asked of a model without hidden states, and of whom it can."""
+    """Return an error message: `what` needs hidden states, which this model lacks, and where to ask instead."""
     inside = [str(each) for each in getattr(model, "hmm_folders", ())]
     remedy = f"ask the HMM inside: {', '.join(inside)}" if inside else "give a run of vlhmm train"
     kind = "a mixture" if hasattr(model, "components") else "a baseline"

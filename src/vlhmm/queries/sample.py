@@ -146,7 +146,7 @@ def _ancestral(
     going = np.arange(count)
     for t in range(max_tokens):
         if t > 0:
-            state = next_states(distributions, state, draw)
+            state = distributions.sample_next(state, draw.generator)
         words = distributions.emitted.draw(state, draw.uniform(len(state)).to(state.device))
         for text, word in zip(going.tolist(), words.tolist(), strict=True):
             texts[text].append(word)
@@ -163,12 +163,7 @@ def _first_states(distributions: HMMDistributions, before: _After, count: int, d
     if before.block is None or before.alpha is None:
         return draw.again(distributions.start, count)
     state = distributions.states_of_block[before.block][draw.again(before.alpha, count)]
-    return next_states(distributions, state, draw)
-
-
-def next_states(distributions: HMMDistributions, states: Tensor, draw: Draw) -> Tensor:
-    """Return z' ~ p(. | z) for each given z."""
-    return distributions.sample_next(states, draw.generator)
+    return distributions.sample_next(state, draw.generator)
 
 
 def sample_streams(distributions: HMMDistributions, count: int, length: int, generator: torch.Generator) -> Tensor:
@@ -178,7 +173,7 @@ def sample_streams(distributions: HMMDistributions, count: int, length: int, gen
     columns: list[Tensor] = []
     for t in range(length):
         if t > 0:
-            state = next_states(distributions, state, draw)
+            state = distributions.sample_next(state, draw.generator)
             if distributions.rule == "reset":
                 ended = columns[-1] == distributions.eos
                 if bool(ended.any()):

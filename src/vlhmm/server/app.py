@@ -131,7 +131,7 @@ class Server:
     # ---- every request
 
     def _guarded(self, handler: Handler) -> Handler:
-        """Wrap a route: the key, errors as JSON, counters."""
+        """Wrap a route with the check of the key, errors as JSON, and counters."""
 
         async def answer(request: Request) -> Response:
             began = time.perf_counter()
@@ -165,7 +165,7 @@ class Server:
             )
 
     async def body(self, request: Request) -> dict[str, Any]:
-        """Read a JSON body of limited size within limited time; a field that the route does not have is refused."""
+        """Read a JSON body within limits on size and time. Unknown fields are rejected."""
         most = self.limits.body_bytes
         too_large = RequestError(f"the body is larger than {most:,} bytes; send less at once", None, 413)
         declared = request.headers.get("content-length", "0")
@@ -187,7 +187,7 @@ class Server:
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
-        """Count a request that will compute; refuse it where there are too many."""
+        """Count a request that will compute. Raise a RequestError with status 429 if there are too many."""
         if self.stopping:
             raise RequestError("the server is stopping", None, 503, retry_after=5)
         if self.in_flight >= self.limits.concurrent:
@@ -202,7 +202,7 @@ class Server:
             self.in_flight -= 1
 
     async def work(self, request: Request, job: Job) -> Any:
-        """Have a job done; give it up when the client goes away or the time is over."""
+        """Submit a job and wait for it. Cancel it if the client disconnects or the time limit is reached."""
         with self.admitted():
             return await self.wait_for(request, job)
 
@@ -227,7 +227,7 @@ class Server:
                 await gone
 
     async def compiled(self, call: Callable[[], T]) -> T:
-        """Return what a function compiles, beside the model's thread and one at a time: a client's pattern may take seconds."""
+        """Return what `make` compiles, outside the model's thread and one at a time: a client's pattern may take seconds."""
         loop = asyncio.get_running_loop()
         try:
             return await asyncio.wait_for(loop.run_in_executor(self.compiler, call), self.limits.seconds)
@@ -235,9 +235,9 @@ class Server:
             raise self.too_slow() from None
 
     async def parts(self, make: Callable[[Callable[[Any], None]], Job]) -> AsyncIterator[Any]:
-        """Return what a job hands out while it runs; what goes wrong before the first part is raised at once.
+        """Yield the parts that a job produces. An error before the first part is raised at once.
 
-        `make` is given the function to hand parts to. The job ends with the iterator.
+        `make` is called with the function that takes the parts. The job ends with the iterator.
         """
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
         end = object()
@@ -296,14 +296,14 @@ class Server:
         what: str | None = None,
         priority: Priority = Priority.QUICK,
     ) -> Response:
-        """Answer with what a function returns in the worker thread; `what` needs hidden states."""
+        """Answer with the result of a function that runs in the worker thread. `what` names a query that needs hidden states."""
         if what is not None:
             self.check_states(what)
         answer = await self.work(request, CallJob(lambda given_up: call(), priority))
         return Response(answer, media_type="application/json") if isinstance(answer, bytes) else await json_response(answer)
 
     def prepare(self, what: str) -> CallJob:
-        """Start what answers about states ("states") or the map ("map") need, once; return the job."""
+        """Start the preparation of the state views ("states") or of the map ("map"), once, and return its job."""
         job = self.preparations.get(what)
         if job is None or job.future.done() and (job.future.cancelled() or job.future.exception() is not None):
             call = self.explorer.prepare if what == "states" else self.explorer.prepare_map
@@ -312,7 +312,7 @@ class Server:
         return job
 
     async def explored(self, request: Request, call: Callable[[], Any], what: str = "states") -> Response:
-        """Answer about states, words or blocks. Who comes before all is prepared waits a little, or comes back."""
+        """Answer a query about states, words or blocks. Before these are prepared, wait briefly, then answer 503."""
         self.check_states("inspect")
         job = self.prepare(what)
         if not job.future.done():
@@ -324,7 +324,7 @@ class Server:
         return await self.ask(request, call)
 
     def check_states(self, what: str) -> None:
-        """Refuse what only an HMM can answer, where the model is a mixture or a baseline."""
+        """Raise a RequestError if the query needs hidden states and the model is a mixture or a baseline."""
         if not has_hidden_states(self.model):
             kind = "mixture" if hasattr(self.model, "components") else "baseline"
             raise RequestError(
@@ -337,7 +337,7 @@ class Server:
         return JSONResponse({"status": "stopping" if self.stopping else "ok"}, 503 if self.stopping else 200)
 
     def card(self) -> dict[str, Any]:
-        """Return what there is to know of the model."""
+        """Return a description of the model."""
         blocks = self.model.distributions.blocks if has_hidden_states(self.model) else None
         return {
             "id": self.name,
@@ -514,17 +514,17 @@ class Server:
     # ---- what routes share
 
     def seed(self, body: read.Body) -> int:
-        """Return the request's seed, or one of our own."""
+        """Return the request's seed, or a random one."""
         found = read.integer(body, "seed", None, -(1 << 63), (1 << 63) - 1)
         return self.seeds.getrandbits(62) if found is None else found
 
     def check_tokens(self, count: int, param: str) -> None:
-        """Refuse more tokens than one request may bring."""
+        """Raise a RequestError if a request has more tokens than the limit."""
         if count > self.limits.prompt_tokens:
             raise RequestError(f"{param} has {count:,} tokens, expected at most {self.limits.prompt_tokens:,}", param)
 
     async def count(self, text: str) -> int:
-        """Return how many tokens a text has."""
+        """Return the number of tokens of a text."""
         return len(await off_loop(len(text), lambda: self.tokenizer.encode(text)))
 
     def top(self, request: Request, default: int = 10) -> int:
@@ -551,7 +551,7 @@ class Server:
 
 
 class _HostCheck:
-    """Answer a loopback server's own names only, so that no web page can reach it under a name of its own."""
+    """Reject requests to a loopback server under other host names, so that no web page can reach it by DNS rebinding."""
 
     def __init__(self, app: ASGIApp, server: Server) -> None:
         self.app, self.server = app, server
@@ -582,7 +582,7 @@ def _or_404(call: Callable[[], Any]) -> Any:
 
 
 async def _disconnected(request: Request) -> None:
-    """Return when the client has gone away; its body has been read."""
+    """Return when the client has disconnected. The body of its request has been read."""
     message: Message = {"type": ""}
     while message["type"] != "http.disconnect":
         message = await request.receive()

@@ -25,7 +25,7 @@ _counter = itertools.count(1)
 
 
 class Completion:
-    """One request, its fields checked."""
+    """One request with validated fields."""
 
     def __init__(self, server: "Server", body: read.Body) -> None:
         self.server, limits = server, server.limits
@@ -118,7 +118,7 @@ class Completion:
         return {"prompt_tokens": given, "completion_tokens": completed, "total_tokens": given + completed}
 
     def logprobs_json(self, tokens: Sequence[Token | None], words: list[str], offset: int) -> dict[str, Any] | None:
-        """Return OpenAI's four parallel lists; None stands for a token without a past."""
+        """Return OpenAI's four parallel lists. The first token of a text has no log-probability: null."""
         if self.logprobs is None:
             return None
         logs: list[float | None] = []
@@ -143,7 +143,7 @@ class Completion:
         }
 
     def bare(self, prompt: Sequence[int]) -> Sequence[int]:
-        """Return a prompt without its <bos>: the chain starts there anyway."""
+        """Return a prompt without its <bos>, at which the chain starts anyway."""
         return prompt[1:] if prompt and prompt[0] == self.server.tokenizer.bos else prompt
 
 
@@ -174,7 +174,7 @@ async def answer(server: "Server", request: Request, body: read.Body) -> Respons
 
 
 def _whole(wanted: Completion, scored: list[list[Token]] | None, rows: list[Row]) -> dict[str, Any]:
-    """Return the answer to a request that is not streamed."""
+    """Return the answer to a request without streaming."""
     tokenizer = wanted.server.tokenizer
     choices = []
     for index in range(len(wanted.prompts) * wanted.n):
@@ -206,14 +206,14 @@ def _whole(wanted: Completion, scored: list[list[Token]] | None, rows: list[Row]
 
 
 def _size_of(prompt: object) -> int:
-    """Return about how many characters or ids a prompt has."""
+    """Return the approximate number of characters or ids of a prompt."""
     if isinstance(prompt, list):
         return sum(len(entry) if isinstance(entry, str | list) else 1 for entry in prompt)
     return len(prompt) if isinstance(prompt, str) else 0
 
 
 async def _exact(wanted: Completion, request: Request) -> tuple[list[dict[str, Any]], int]:
-    """Fill between prompt and suffix, or under a constraint: draws from the exact conditional distribution."""
+    """Draw the words between prompt and suffix, or under a constraint, from the exact conditional distribution."""
     server = wanted.server
     prompts = [wanted.bare(prompt) for prompt in wanted.prompts]
 
@@ -259,7 +259,7 @@ async def _replayed(wanted: Completion, choices: list[dict[str, Any]], completed
 
 
 async def _streamed(wanted: Completion) -> AsyncIterator[dict[str, Any]]:
-    """Return the events of a completion; what is wrong with it is raised before the first."""
+    """Return the events of a completion. Errors in the request are raised before the first event."""
     server = wanted.server
     if wanted.wishes.max_tokens == 0:
         raise RequestError("max_tokens is 0, expected at least 1 for a stream", "max_tokens")
@@ -284,7 +284,7 @@ async def _streamed(wanted: Completion) -> AsyncIterator[dict[str, Any]]:
 
 
 def _prompts(server: "Server", value: object) -> list[list[int]]:
-    """Return the ids of every prompt; a prompt is a text, a list of texts, ids, or a list of lists of ids."""
+    """Return the ids of every prompt. A prompt is a text, a list of texts, ids, or a list of lists of ids."""
     tokenizer, limits, name = server.tokenizer, server.limits, "prompt"
     if value is None:
         return [[]]

@@ -1,7 +1,7 @@
-"""One HTTP connection. Input: bytes of a client. Output: uvicorn's handling of them, with an end to waiting.
+"""An HTTP connection with a time limit on the head of a request. Input: bytes of a client. Output: uvicorn's handling.
 
-uvicorn waits for the head of a request for as long as the client likes. Clients that send a byte now and then would
-hold their connections for ever, until the process has no file descriptors left.
+uvicorn waits indefinitely for the head of a request. Clients that send single bytes slowly would keep their
+connections open until the process has no file descriptors left.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ HEAD_SECONDS = 20.0  # for the head of a request to arrive, from its first byte 
 
 
 class Connection(H11Protocol):
-    """Closes a connection whose request does not begin in time."""
+    """Close a connection whose request does not begin in time."""
 
     _head_timer: asyncio.TimerHandle | None = None
 

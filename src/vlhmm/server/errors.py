@@ -1,4 +1,4 @@
-"""What a client is told when a request fails: OpenAI's JSON shape and a status code."""
+"""Errors of requests, as OpenAI's JSON and a status code."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _TYPES = {
 
 
 class RequestError(Exception):
-    """A request that is refused, with its HTTP status and the parameter that is to blame."""
+    """A rejected request, with its HTTP status and the parameter that caused it."""
 
     def __init__(
         self, message: str, param: str | None = None, status: int = 400, code: str | None = None, retry_after: int = 0
@@ -24,11 +24,11 @@ class RequestError(Exception):
         self.message, self.param, self.status, self.code, self.retry_after = message, param, status, code, retry_after
 
     def body(self) -> dict[str, Any]:
-        """Return the JSON body that OpenAI's clients read."""
+        """Return the JSON body in the form that OpenAI's clients read."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """Return the headers that go with the status."""
+        """Return the headers that belong to the status."""
         found = {"Retry-After": str(self.retry_after)} if self.retry_after else {}
         return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})

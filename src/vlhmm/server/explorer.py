@@ -1,10 +1,9 @@
-"""States, words and blocks for the page and its routes. Input: a model and its run. Output: JSON values.
+"""Views of states, words and blocks for the page and its routes. Input: a model and its run. Output: JSON values.
 
-Example sentences are drawn from the model together with their states, so that a sentence listed under a state is one
-that the model wrote while in it.
+Example sentences are drawn from the model together with their states, so a sentence listed under a state was generated
+by that state.
 """
 
-import dataclasses
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +17,6 @@ from vlhmm.analysis.stationary import usage_of
 from vlhmm.clustering.brown import merge_classes
 from vlhmm.data.user_text import generator_of
 from vlhmm.lattice.sampling import Draw
-from vlhmm.queries.sample import next_states
 from vlhmm.server.responses import written
 
 _EXAMPLES = 2_000
@@ -31,7 +29,7 @@ _PAIRS = 1_000_000  # of blocks, that the model's frequencies are written as for
 
 
 class Explorer:
-    """Answers about what states, words and blocks stand for; the usage of the states is found once."""
+    """Views of states, words and blocks. The usage of the states is computed once."""
 
     def __init__(self, model: Any, run: str | Path | None, memory: int | None = None) -> None:
         self.model, self.run, self.memory = model, run, memory
@@ -42,14 +40,14 @@ class Explorer:
         return Inspector(self.model, usage_of(self.model, self.run, self.memory, self._note_round))
 
     def prepare(self) -> None:
-        """Find what every answer about states needs, once: their usage, and example sentences."""
+        """Compute what every view of states needs, once: their usage, and example sentences."""
         self.doing = "finding how much each state is used"
         self.inspector  # noqa: B018 - a cached property
         self.doing = "drawing example sentences"
         self._drawn  # noqa: B018
 
     def prepare_map(self) -> None:
-        """Find the map of blocks, once."""
+        """Compute the map of blocks, once."""
         self.prepare()
         self.doing = "putting the map of blocks in order"
         self.block_map_json  # noqa: B018
@@ -58,29 +56,29 @@ class Explorer:
         self.doing = f"finding how much each state is used: round {number}, change {change:.1g} of 1e-6"
 
     def summary(self, top: int = 20) -> dict[str, Any]:
-        return plain(self.inspector.summary(top))
+        return self.inspector.summary(top).to_dict()
 
     def state(self, state: int, top: int = 10) -> dict[str, Any]:
         """Return a state's words, neighbours, usage and example sentences."""
-        return plain(self.inspector.state(state, top)) | {"examples": self._examples(lambda word, z: z == state)}
+        return self.inspector.state(state, top).to_dict() | {"examples": self._examples(lambda word, z: z == state)}
 
     def word(self, word: str, top: int = 10) -> dict[str, Any]:
-        """Return the states a word comes from, what stands around it, and example sentences."""
-        view = plain(self.inspector.word(word, top))
+        """Return the states that emit a word, its neighbours, and example sentences."""
+        view = self.inspector.word(word, top).to_dict()
         return view | {"examples": self._examples(lambda each, z: each == view["id"])}
 
     def block(self, block: int, top: int = 10) -> dict[str, Any]:
         """Return a block's words, states, neighbours, usage and example sentences."""
-        view = plain(self.inspector.block(block, top))
+        view = self.inspector.block(block, top).to_dict()
         states = set(self.model.distributions.states_of_block[block].tolist())
         return view | {"examples": self._examples(lambda word, z: z in states)}
 
     @cached_property
     def block_map(self) -> dict[str, Any]:
-        r"""The block-by-block matrix $p(block' | block)$, blocks in the order of Brown's tree above them.
+        r"""Return the block-by-block matrix $p(block' | block)$, with blocks in the order of Brown's tree.
 
-        The tree is that of merging the two blocks whose union costs the least mutual information of neighbours, again
-        and again, under the model's own frequencies. One pass over the transitions, and $O(M^3)$ for the tree.
+        The tree merges, again and again, the two blocks whose union loses the least mutual information of adjacent blocks
+        under the model's own frequencies. One pass over the transitions, and $O(M^3)$ for the tree.
         """
         inspector, tables = self.inspector, self.model.distributions
         if not inspector.blocks.partition:
@@ -110,11 +108,11 @@ class Explorer:
 
     @cached_property
     def block_map_json(self) -> bytes:
-        """The map as JSON, written once: a matrix of 256 blocks takes 50 ms."""
+        """Return the map as JSON, serialized once: a matrix of 256 blocks takes 50 ms."""
         return written(self.block_map, large=True)
 
     def _examples(self, fits: Callable[[int, int], bool]) -> list[dict[str, Any]]:
-        """Return the shortest drawn sentences with a word and state that fit, and where those are."""
+        """Return the shortest drawn sentences that contain a matching word and state, with their positions."""
         names, found = self.model.vocabulary.words, []
         for words, states in self._drawn:
             places = [place for place, pair in enumerate(zip(words, states, strict=True)) if fits(*pair)]
@@ -126,7 +124,7 @@ class Explorer:
 
     @cached_property
     def _drawn(self) -> list[tuple[list[int], list[int]]]:
-        """Sentences drawn with their states, more than three words each, the shortest first."""
+        """Return drawn sentences of more than three words with their states, shortest first."""
         distributions = self.model.distributions
         draw = Draw(generator_of(0))
         words_of: list[list[int]] = [[] for _ in range(_EXAMPLES)]
@@ -146,18 +144,7 @@ class Explorer:
             for part in state.split(_STATES_AT_ONCE):
                 if distributions.interrupt is not None:
                     distributions.interrupt()
-                following.append(next_states(distributions, part, draw))
+                following.append(distributions.sample_next(part, draw.generator))
             state = torch.cat(following)
         drawn = [pair for pair in zip(words_of, states_of, strict=True) if len(pair[0]) > 3]
         return sorted(drawn, key=lambda pair: len(pair[0]))
-
-
-def plain(view: Any) -> dict[str, Any]:
-    """Return a view as JSON values: named tuples become objects."""
-
-    def convert(value: Any) -> Any:
-        if isinstance(value, list):
-            return [convert(entry) for entry in value]
-        return {name: convert(entry) for name, entry in value._asdict().items()} if hasattr(value, "_asdict") else value
-
-    return {field.name: convert(getattr(view, field.name)) for field in dataclasses.fields(view)}

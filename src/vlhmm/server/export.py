@@ -1,6 +1,6 @@
-"""The page without a server. Input: a server's explorer. Output: a folder to put on any web site, or to open as it is.
+"""Export the page for use without a server. Input: an explorer. Output: a folder for any web server, or local files.
 
-`data.js` holds the map of blocks, every block and the most used states; the page reads it instead of asking a server.
+`data.js` contains the map of blocks, every block and the most used states. The page reads it instead of the routes.
 """
 
 import json
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def export_page(
     server: "Server", folder: str | Path, num_states: int, progress: Callable[[int, int], None] | None = None
 ) -> int:
-    """Write the page and its data; return how many files. `progress` is given the answers done and all of them."""
+    """Write the page and its data, and return the number of files. `progress` is called with (done, total)."""
     from vlhmm.server.app import PAGE, PAGE_FILES
 
     explorer, folder = server.explorer, Path(folder)

@@ -1,7 +1,7 @@
-"""Texts drawn word by word, those of all requests side by side. Input: prompts and wishes. Output: tokens as they come.
+"""Draw texts word by word, those of all requests in parallel. Input: prompts and settings. Output: tokens, as drawn.
 
-Each step predicts the next word of every open text in one pass; every request draws with its own generator. A token's
-log-probability is the model's own, whatever temperature and top-p make of the distribution it was drawn from.
+Each step predicts the next word of every open text in one pass. Every request has its own random generator. The
+log-probability of a token is the model's own, also if temperature or top-p changed the distribution it was drawn from.
 """
 
 import codecs
@@ -27,7 +27,7 @@ _ROWS_AT_ONCE = 64
 
 
 class Wishes(NamedTuple):
-    """How a request wants its words drawn."""
+    """Sampling settings of a request."""
 
     max_tokens: int
     temperature: float = 1.0  # 0: the most probable word
@@ -48,7 +48,7 @@ class Piece(NamedTuple):
 
 @dataclass
 class Row:
-    """One text on its way."""
+    """One text that is being generated."""
 
     prompt: Sequence[int]
     tokenizer: Tokenizer
@@ -66,9 +66,9 @@ class Row:
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
     def push(self, token: Token, ended: bool) -> None:
-        """Add a token; an <eos> or a stop string ends the text and is not part of it.
+        """Add a token. An <eos> or a stop string ends the text and is not part of it.
 
-        A character whose bytes come in several tokens is part of the text when it is whole.
+        A character whose bytes are spread over several tokens is added when it is complete.
         """
         if ended:
             self.finish, self.last = "stop", token
@@ -85,7 +85,7 @@ class Row:
             self.finish = "length"
 
     def take(self, row: int) -> Piece:
-        """Return what has not been handed out; what may be the start of a stop string is held back."""
+        """Return the text since the last call. A possible beginning of a stop string is held back."""
         end = len(self.text)
         if self.finish is None:
             end -= max(
@@ -114,7 +114,7 @@ class Generation:
         self._ready = False
 
     def prepare(self) -> None:
-        """Read the prompts; a prompt of probability zero is refused."""
+        """Read the prompts. A prompt of probability zero is rejected."""
         if self._ready:
             return
         for first in range(0, len(self.rows), self.n):
@@ -147,7 +147,7 @@ class Generation:
         return [number for number, row in enumerate(self.rows) if row.finish is None]
 
     def choose(self, words: Tensor) -> Tensor:
-        """Return a word for each row of next-word distributions, (n, V)."""
+        """Choose a word for each row of next-word distributions, (n, V)."""
         if self.wishes.temperature == 0:
             return words.argmax(1)
         if self.wishes.temperature != 1:
@@ -163,7 +163,7 @@ class Generation:
 
 
 def step(model: Any, generations: Sequence[Generation]) -> list[list[Piece]]:
-    """Add one word to every open text of every generation; return what each has to hand out.
+    """Add one word to every open text of every generation. Return the new pieces of each.
 
     An HMM predicts all of them in one pass. The states of other models are opaque, so each prompt has a pass of its own.
     """
@@ -231,7 +231,7 @@ def _extend_left_to_right(model: Any, generation: Generation) -> list[Piece]:
 
 
 def _push(generation: Generation, numbers: list[int], words: Tensor, chosen: Tensor) -> list[Piece]:
-    """Add the chosen words with their log-probabilities and alternatives; return what can be handed out."""
+    """Add the chosen words with their log-probabilities and alternatives. Return the new pieces."""
     logs = words.gather(1, chosen[:, None])[:, 0].log().tolist()
     num_top = min(generation.wishes.num_top, words.shape[1])
     best = words.topk(num_top, dim=1) if num_top else None

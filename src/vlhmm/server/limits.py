@@ -1,11 +1,11 @@
-"""How much one request, and all of them together, may ask for."""
+"""Limits of one request, and of all of them together."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits with defaults that fit a small machine."""
+    """Limits, with defaults for a small machine."""
 
     body_bytes: int = 2 << 20
     prompt_tokens: int = 65_536  # of all prompts of one request together

@@ -86,7 +86,7 @@ def document(version: str, limits: Limits, vocab_size: int, needs_key: bool) -> 
 
 
 def _answers() -> dict[str, Schema]:
-    """Return what each route answers with."""
+    """Return the schemas of the answers."""
     number, text, whole = {"type": "number"}, {"type": "string"}, {"type": "integer"}
     log_prob = {"type": ["number", "null"], "description": "nats; null for probability zero"}
     word = _whole({"word": text, "probability": number})
@@ -176,7 +176,7 @@ def _post(summary: str, schema: Schema) -> Schema:
 
 
 def _refusals(*statuses: str) -> Schema:
-    """Return the answers of these statuses, all of OpenAI's shape."""
+    """Return the error answers of these statuses, in OpenAI's form."""
     reasons = {
         "400": "The request does not fit the model or the limits",
         "401": "The API key is missing or wrong",
@@ -275,8 +275,13 @@ def _infill(limits: Limits) -> Schema:
             "must_not": _strings(16),
             "in_order": _boolean(),
             "regex": _strings(8),
-            "min_words": _integer(0, limits.gap_words * 16),
-            "max_words": _integer(0, limits.gap_words * 16),
+            "length": {
+                "type": "array",
+                "items": _integer(0, limits.gap_words * 16) | {"type": ["integer", "null"]},
+                "minItems": 1,
+                "maxItems": 2,
+                "description": "Least and most words of the text; null for no limit",
+            },
         },
         "template",
     )
@@ -287,7 +292,7 @@ def _object(properties: Schema, *required: str) -> Schema:
 
 
 def _request(properties: Schema, *required: str) -> Schema:
-    """Return the schema of a body: other fields are refused."""
+    """Return the schema of a body that allows no other fields."""
     return _object(properties, *required) | {"additionalProperties": False}
 
 

@@ -3,6 +3,8 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+from operator import and_
 from types import ModuleType
 from typing import Any
 
@@ -34,7 +36,7 @@ from vlhmm.server.tokenizer import Tokenizer
 
 
 def finite(value: float) -> float | None:
-    """Return a number that JSON has; null for minus infinity."""
+    """Return a number as JSON; null for minus infinity, which JSON does not have."""
     return value if math.isfinite(value) else None
 
 
@@ -65,7 +67,7 @@ def next_words(model: Any, context: str, top_k: int) -> dict[str, Any]:
 
 
 def text_posteriors(model: Any, text: str, eos: bool, top_k: int, num_states: int, memory: int) -> dict[str, Any]:
-    """Return surprisals, the words expected given both sides, state posteriors and the best path of a text."""
+    """Return surprisals, expected words given both sides, state posteriors and the best path of a text."""
     known = posteriors(model, text, eos, memory)
     (path,) = decode(model, text, "viterbi", 1, eos, memory)
     scores = token_scores(model, text, eos)
@@ -104,10 +106,10 @@ def text_posteriors(model: Any, text: str, eos: bool, top_k: int, num_states: in
 
 
 def constraint_of(model: Any, body: read.Body, limits: Limits) -> Constraint | None:
-    """Return the constraint that a request's fields ask for, all of them together."""
+    """Return the conjunction of the constraints in a request, or None."""
     parts: list[Constraint] = []
     asked = [
-        name for name in ("must_contain", "must_not", "regex", "min_words", "max_words") if body.get(name) is not None
+        name for name in ("must_contain", "must_not", "regex", "length") if body.get(name) is not None
     ]
     if asked and isinstance(model.vocabulary, TokenVocabulary):
         raise RequestError(
@@ -128,22 +130,13 @@ def constraint_of(model: Any, body: read.Body, limits: Limits) -> Constraint | N
                 f"regex has {len(pattern):,} characters, expected at most {limits.regex_chars:,}", "regex"
             )
         parts.append(regex(pattern))
-    low = read.integer(body, "min_words", None, 0, limits.gap_words * 16)
-    high = read.integer(body, "max_words", None, 0, limits.gap_words * 16)
-    if low is not None or high is not None:
-        if high is not None and (low or 0) > high:
-            raise RequestError(f"min_words is {low}, expected at most max_words, {high}", "min_words")
-        parts.append(length(low or 0, high))
-    if not parts:
-        return None
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole & part
-    return whole
+    if body.get("length") is not None:
+        parts.append(length(*read.word_range(body, "length", limits.gap_words * 16)))
+    return reduce(and_, parts) if parts else None
 
 
 def check_template(model: Any, template: str, limits: Limits) -> None:
-    """Refuse a template whose gaps are too long, before anything is computed."""
+    """Raise a RequestError if the gaps of a template are too long, before anything is computed."""
     items, _ = parse_template(model.vocabulary, template)
     words = sum(item.high for item in items if isinstance(item, Gap))
     if words > limits.gap_words:
@@ -166,7 +159,7 @@ def infill_parts(
     limits: Limits,
     at_once: int,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the answer about a template's gaps: first the probability of the constraint, then draws, `at_once` at a time.
+    """Yield the answer about a template's gaps: the probability of the constraint, then fills, `at_once` at a time.
 
     The best fill and the marginals come in one part.
     """
@@ -194,7 +187,7 @@ def infill_parts(
 
 
 def joined(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return the parts of an answer as one: lists of fills are put together."""
+    """Merge the parts of an answer; lists of fills are concatenated."""
     whole: dict[str, Any] = {}
     for part in parts:
         fills = whole.get("fills", []) + part.get("fills", [])
@@ -205,7 +198,7 @@ def joined(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def gap_json(gap: GapDistribution, top_k: int) -> dict[str, Any]:
-    """Return a gap's lengths and, for each, the words of each place."""
+    """Return the lengths of a gap and, for each, the words of each position."""
     lengths = []
     for words, probability in gap.lengths.items():
         if probability > 0:
@@ -238,7 +231,7 @@ def between(
 ) -> Infilling:
     """Prepare one gap of `low` to `high` words after a prompt: before `suffix`, or, without one, before the <eos>.
 
-    A constraint speaks of the words of the gap alone. After a suffix the text may go on.
+    A constraint applies to the words of the gap only. After a suffix the text may continue.
     """
     if isinstance(constraint, Constraint):
         constraint = compile_constraint(constraint, model.vocabulary, limits.automaton_states)
@@ -253,7 +246,7 @@ def between(
 def structured(model: Any, wish: object, limits: Limits) -> Constraint | Automaton:
     """Return the constraint of `structured_outputs`: one of regex, choice and json.
 
-    A model over words reads patterns over words. A model over subwords reads them over the characters of the text.
+    For a model over words, patterns are over words. For a model over subwords, they are over the characters of the text.
     """
     name = "structured_outputs"
     if not isinstance(wish, dict) or len(wish) != 1 or next(iter(wish)) not in ("regex", "choice", "json"):
@@ -288,7 +281,7 @@ def structured(model: Any, wish: object, limits: Limits) -> Constraint | Automat
 
 
 def over_characters(model: Any, make: Callable[[ModuleType], Any]) -> Automaton:
-    """Return the automaton over a subword model's tokens of a constraint on the characters of the text."""
+    """Compile a constraint on the characters of the text to an automaton over the tokens of a subword model."""
     try:
         from vlhmm.steering import text_constraint
         from vlhmm.steering.token_automaton import token_automaton
@@ -311,5 +304,5 @@ def over_characters(model: Any, make: Callable[[ModuleType], Any]) -> Automaton:
 
 
 def escaped(word: str) -> str:
-    """Return the pattern of one word: every character stands for itself."""
+    """Return a pattern that matches one word literally."""
     return "".join("\\" + character for character in word)

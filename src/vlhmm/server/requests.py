@@ -1,4 +1,4 @@
-"""Read a request's JSON: each function checks one field and names it when it does not fit."""
+"""Validate the fields of a request's JSON. Each function checks one field and names it in its error."""
 
 import difflib
 import json
@@ -23,7 +23,7 @@ def parse_object(content: bytes) -> dict[str, Any]:
 
 
 def check_fields(body: Body, known: Collection[str]) -> None:
-    """Refuse a field that the route does not have: a misspelled one would be without effect."""
+    """Raise a RequestError for unknown fields. A misspelled field would otherwise have no effect."""
     for name in body:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
@@ -68,7 +68,7 @@ def boolean(body: Body, name: str, default: bool) -> bool:
 
 
 def text(body: Body, name: str, default: str | None = None) -> str:
-    """Return a string; without a default it must be there."""
+    """Return a string. Without a default the field is required."""
     value = body.get(name)
     if value is None and default is not None:
         return default
@@ -88,7 +88,7 @@ def choice(body: Body, name: str, default: str, among: tuple[str, ...]) -> str:
 
 
 def strings(body: Body, name: str, most: int) -> list[str]:
-    """Return a string or a list of strings as a list of at most `most`, none of them empty."""
+    """Return a string or a list of strings as a list of at most `most` non-empty strings."""
     value = body.get(name)
     if value is None:
         return []
@@ -98,6 +98,17 @@ def strings(body: Body, name: str, most: int) -> list[str]:
     if len(found) > most:
         raise RequestError(f"{name} has {len(found)} entries, expected at most {most}", name)
     return found
+
+
+def word_range(body: Body, name: str, most: int) -> tuple[int, int | None]:
+    """Return [low, high] or [low], with null or nothing for no upper limit."""
+    value = body[name]
+    if not isinstance(value, list) or not 1 <= len(value) <= 2:
+        raise RequestError(f"{name} is {_shown(value)}, expected [low, high] or [low]", name)
+    low, high = (integer({name: each}, name, None, 0, most) for each in (*value, None)[:2])
+    if high is not None and (low or 0) > high:
+        raise RequestError(f"{name} is {_shown(value)}, expected low to be at most high", name)
+    return low or 0, high
 
 
 def _shown(value: Any) -> str:

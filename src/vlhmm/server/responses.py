@@ -1,4 +1,4 @@
-"""Answers as bytes, without holding up the event loop. Input: JSON values. Output: responses."""
+"""Serialize answers without blocking the event loop. Input: JSON values. Output: responses."""
 
 import asyncio
 import json
@@ -14,13 +14,14 @@ _SMALL = 4096  # characters or entries that the event loop itself may handle
 
 
 async def off_loop(size: int, call: Callable[[], T]) -> T:
-    """Return what a function returns; away from the event loop where the work is not small."""
+    """Return the result of a function, which runs outside the event loop unless the work is small."""
     return await asyncio.to_thread(call) if size > _SMALL else call()
 
 
 def written(value: Any, large: bool) -> bytes:
-    """Return a value as JSON. A large one is written by Python's own encoder: it hands the interpreter to the event loop
-    on its way, which the encoder in C does not.
+    """Return a value as JSON. Large values are serialized by Python's own encoder.
+
+    It releases the interpreter to the event loop between its steps; the encoder in C does not.
     """
     if not large:
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
@@ -28,7 +29,7 @@ def written(value: Any, large: bool) -> bytes:
 
 
 async def json_response(content: Any, size: int = 0) -> Response:
-    """Answer with a JSON value, or with what a function makes of about `size` entries; a large one in a thread."""
+    """Answer with a JSON value, or with the result of a function of about `size` entries; a large one in a thread."""
 
     def write() -> bytes:
         return written(content() if callable(content) else content, size > _SMALL)
@@ -37,7 +38,7 @@ async def json_response(content: Any, size: int = 0) -> Response:
 
 
 def event_stream(events: AsyncIterator[Any]) -> StreamingResponse:
-    """Send JSON values as server-sent events, then [DONE]; an error on the way is the last event before it."""
+    """Send JSON values as server-sent events, then [DONE]. An error is sent as the last event before it."""
 
     async def lines() -> AsyncIterator[bytes]:
         try:

@@ -1,13 +1,13 @@
-"""All work of the model in one thread. Input: jobs from the event loop. Output: futures and pieces of text.
+"""Run all work of the model in one thread. Input: jobs from the event loop. Output: futures and pieces of text.
 
-The model's tile caches belong to one thread, and its kernels use every core themselves; so one worker takes the
-waiting requests in rounds. A round scores all waiting texts in one pass, adds one word to every open completion in one
-pass, and answers a few quick questions and one long one. A job that was given up is dropped at its next round, or at the next part of a
-long product.
+The model's tile caches belong to one thread, and its kernels use every core, so one worker serves the waiting requests
+in rounds. A round scores all waiting texts in one pass, adds one word to every open completion in one pass, and answers
+a few short queries and one long one. A cancelled job is dropped at the next round, or between the parts of a long
+product.
 
-A question may take a minute. Between the parts of its products the worker serves what waits and is quicker: a round of
-scores and completions, and questions of a higher `Priority`. At least half of the time stays with the question,
-unless it is a preparation in the background.
+A query may take a minute. Between the parts of its products the worker serves shorter jobs: a round of scores and
+completions, and queries of a higher `Priority`. At least half of the time is spent on the query, unless it is a
+preparation in the background.
 """
 
 import logging
@@ -29,14 +29,14 @@ log = logging.getLogger("vlhmm.server")
 
 
 class Job:
-    """Work that someone waits for."""
+    """A unit of work with a future."""
 
     def __init__(self) -> None:
         self.future: Future[Any] = Future()
         self.given_up = False
 
     def give_up(self) -> None:
-        """Say that nobody waits any more."""
+        """Cancel the job: no client waits for it any more."""
         self.given_up = True
         self.future.cancel()
 
@@ -50,7 +50,7 @@ class Job:
 
 
 class ScoreJob(Job):
-    """Texts to be scored: the result is a list of `Token`s for each."""
+    """Texts to score. The result is a list of `Token`s for each."""
 
     def __init__(self, texts: Sequence[Sequence[int]], num_top: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class ScoreJob(Job):
 
 
 class GenerateJob(Job):
-    """Texts to be continued: `listen` gets each `Piece`, the result is the generation itself."""
+    """Texts to generate. `listen` is called with each `Piece`; the result is the generation."""
 
     def __init__(self, generation: Generation, listen: Callable[[Piece], None] | None = None) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class GenerateJob(Job):
 
 
 class Priority(IntEnum):
-    """Which questions go first: a waiting one of a higher priority is answered between the parts of a running one."""
+    """Priorities of queries. A waiting query of a higher priority is answered between the parts of a running one."""
 
     BACKGROUND = 0  # nobody waits for it yet
     LONG = 1  # seconds
@@ -75,7 +75,7 @@ class Priority(IntEnum):
 
 
 class CallJob(Job):
-    """Any other question; `call` is given a function that says whether the job was given up."""
+    """Any other query. `call` is given a function that returns whether the job was cancelled."""
 
     def __init__(self, call: Callable[[Callable[[], bool]], Any], priority: Priority = Priority.QUICK) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Scheduler:
         self._thread.start()
 
     def submit(self, job: Job) -> Job:
-        """Queue a job; its future is done later."""
+        """Add a job to the queue."""
         with self._changed:
             if self._closed:
                 job.fail(RuntimeError("the server is stopping"))
@@ -120,7 +120,7 @@ class Scheduler:
         return job
 
     def close(self, seconds: float = 10.0) -> None:
-        """Finish the round that is running, drop the rest, and end the thread."""
+        """Finish the current round, cancel the remaining jobs, and end the thread."""
         with self._changed:
             self._closed = True
             for job in [*self._scores, *self._calls, *self._generations]:
@@ -145,7 +145,7 @@ class Scheduler:
             self.busy_seconds += time.perf_counter() - began
 
     def _round(self, least: int) -> None:
-        """Serve the waiting texts, every open completion, some quick questions and one other of at least a priority."""
+        """Serve the waiting texts, every open completion, some short queries and one other query of sufficient priority."""
         with self._changed:
             scores = self._take_scores()
             fit = [job for job in self._calls if job.priority >= least]
@@ -165,7 +165,7 @@ class Scheduler:
         self.rounds += 1
 
     def _take_scores(self) -> list[ScoreJob]:
-        """Take the waiting texts that fit one pass: the first, and those with as many alternatives."""
+        """Take the waiting texts that fit in one pass: the first, and others with the same number of alternatives."""
         taken: list[ScoreJob] = []
         left: deque[ScoreJob] = deque()
         tokens = 0
@@ -246,10 +246,10 @@ class Scheduler:
             self._asked = None
 
     def _check(self) -> None:
-        """Stop a question that nobody waits for, or serve others within it; called between the parts of long products.
+        """Between the parts of long products: stop a cancelled query, or serve other jobs meanwhile.
 
-        Products of scores and completions are not interrupted. Questions within questions have rising priorities, so
-        they are at most three deep.
+        Products of scores and completions are not interrupted. Nested queries have increasing priorities, so they are at most
+        three deep.
         """
         job = self._asked
         if job is None:

@@ -1,8 +1,8 @@
-r"""log p of many texts in one pass. Input: a model and lists of ids. Output: `Scored`, one per text.
+r"""Score many texts in one pass. Input: a model and lists of ids. Output: a list of `Token`s per text.
 
-Without alternatives the texts are the rows of one batch of the model's own `score`, as in `vlhmm evaluate`. With
-alternatives $p(x_t | x_{<t})$ of every word is needed at every place: all places of all texts are predicted together,
-O(K S) each, and a token's own log-probability is read from the same distribution as its alternatives.
+Without alternatives, the texts are the rows of one batch of the model's own `score_batch`, as in `vlhmm evaluate`. With
+alternatives, $p(x_t | x_{<t})$ of every word is needed at every position: all positions of all texts are predicted
+together, O(K S) each, and a token's own log-probability is read from the same distribution as its alternatives.
 """
 
 import math
@@ -20,7 +20,7 @@ _ENTRIES_AT_ONCE = 1 << 23  # of a (places, states) or (places, words) array
 
 
 class Token(NamedTuple):
-    """A token with its log-probability and, if asked for, the most probable ones in its place."""
+    """A token with its log-probability and, if requested, the most probable alternatives."""
 
     id: int
     log_prob: float  # nats
@@ -28,13 +28,13 @@ class Token(NamedTuple):
 
 
 class GivenUp(Exception):
-    """Nobody waits for the answer any more."""
+    """Raised when the job was cancelled."""
 
 
 def score_texts(
     model: Any, texts: Sequence[Sequence[int]], num_top: int, given_up: Callable[[], bool] = lambda: False
 ) -> list[list[Token]]:
-    """Score every token of every text from a fresh start; `num_top` alternatives each.
+    """Return the scores of every token of every text, each text from the start, with `num_top` alternatives.
 
     Raises:
         GivenUp: `given_up()` became true between two parts of the work.
@@ -81,7 +81,7 @@ def _without_top(model: Any, chains: list[list[int]], given_up: Callable[[], boo
 
 
 def _batches(lengths: list[int]) -> Iterator[list[int]]:
-    """Yield rows of similar length, so that a batch with its padding holds few tokens."""
+    """Yield batches of rows of similar length, so that padding stays small."""
     rows: list[int] = []
     for row in sorted(range(len(lengths)), key=lengths.__getitem__):
         if rows and (len(rows) + 1) * lengths[row] > _TOKENS_AT_ONCE:
@@ -106,7 +106,7 @@ def _defined(log_prob: float) -> float:
 def _left_to_right(
     model: Any, chains: list[list[int]], num_top: int, given_up: Callable[[], bool]
 ) -> list[list[Token]]:
-    """Score with alternatives through the protocol that every model follows: one word of every chain at a time."""
+    """Score with alternatives through the `LanguageModel` protocol: one word of every text at a time."""
     scored: list[list[Token]] = [[] for _ in chains]
     num_top = min(num_top, len(model.vocabulary))
     size = max(1, _ENTRIES_AT_ONCE // len(model.vocabulary))

@@ -1,8 +1,8 @@
-"""Text <-> ids as clients see them. Input: a vocabulary. Output: ids of words, <eos> for a newline, <bos> for a fresh start.
+"""Convert text to ids and back, as clients see them. Input: a vocabulary. Output: ids of words, <eos> for a newline, <bos>.
 
-<bos> is no word of the model: its id is the size of the vocabulary, and it may only stand first. It says "start of
-text", so that clients that need one token of context (lm-evaluation-harness) have one of probability one. Its id is
-never 0, which some clients read as missing.
+<bos> is not a word of the model: its id is the size of the vocabulary, and it may only be the first token. It marks the
+start of a text, so that clients that need one token of context (lm-evaluation-harness) have one of probability one. Its
+id is never 0, which some clients read as missing.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Tokenizer:
         self.bos = len(vocabulary)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text; words beyond the vocabulary become <unk>."""
+        """Return the ids of a text. Words that are not in the vocabulary become <unk>."""
         ids: list[int] = []
         if text.split(maxsplit=1)[:1] == [BOS] and BOS not in self.vocabulary:
             ids, text = [self.bos], text.split(BOS, 1)[1]
@@ -34,11 +34,11 @@ class Tokenizer:
         return ids
 
     def num_oov(self, text: str) -> int:
-        """Return how many words of a text are beyond the vocabulary."""
+        """Return the number of words of a text that are not in the vocabulary."""
         return sum(word not in self.vocabulary and word != BOS for word in text.split())
 
     def check(self, ids: Sequence[object], param: str) -> list[int]:
-        """Return ids that a client sent, if the model has them."""
+        """Return the ids that a client sent. Raise a RequestError if the model does not have one of them."""
         found: list[int] = []
         for place, value in enumerate(ids):
             if isinstance(value, bool) or not isinstance(value, int):
@@ -53,11 +53,11 @@ class Tokenizer:
         return found
 
     def word(self, token: int) -> str:
-        """Return how a token is written."""
+        """Return the text of a token."""
         return BOS if token == self.bos else self.vocabulary.words[token]
 
     def shown(self, token: int, first: bool) -> str:
-        """Return how a token is written within a text: a blank before all words but the first."""
+        """Return the text of a token within a text: with a blank before it, except at the start."""
         return self.word(token) if first else " " + self.word(token)
 
     def spelled(self, token: int, first: bool) -> bytes:
@@ -65,19 +65,19 @@ class Tokenizer:
         return self.shown(token, first).encode()
 
     def words(self, ids: Sequence[int], first: bool = True) -> list[str]:
-        """Return how tokens are written; `first` says whether they begin the text."""
+        """Return the texts of tokens. `first` says whether they begin the text."""
         return [self.shown(token, first and place == 0) for place, token in enumerate(ids)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids; `encode` gives them back."""
+        """Return the text of ids, the inverse of `encode`."""
         return "".join(self.words(ids))
 
     def text(self, words: Sequence[str], first: bool) -> str:
-        """Return the text of words that stand at the start of a text, or within it."""
+        """Return the text of words, at the start of a text or within it."""
         return ("" if first or not words else " ") + " ".join(words)
 
     def info(self) -> dict[str, object]:
-        """Return what clients ask a tokenizer for."""
+        """Return the description of the tokenizer that clients request."""
         return {
             "tokenizer_class": "whitespace",
             "bos_token": BOS,
@@ -93,7 +93,7 @@ class Tokenizer:
 
 
 class SubwordTokenizer(Tokenizer):
-    """A Hugging Face tokenizer: pieces with their blanks; the end of text has a token of its own."""
+    """A Hugging Face tokenizer. Pieces include their blanks; the end of a text is a token."""
 
     vocabulary: TokenVocabulary
 
@@ -107,11 +107,11 @@ class SubwordTokenizer(Tokenizer):
         return self.vocabulary.ids(text)
 
     def num_oov(self, text: str) -> int:
-        """Return 0: every text can be spelled."""
+        """Return 0: every text can be tokenized."""
         return 0
 
     def word(self, token: int) -> str:
-        """Return the text of a token, as OpenAI writes it where its bytes are no whole characters."""
+        """Return the text of a token; OpenAI's notation if its bytes are not whole characters."""
         if token == self.bos or token in self.vocabulary.special:
             return BOS if token == self.bos else self.vocabulary.words[token]
         spelled = self.vocabulary.token_bytes[token]
@@ -137,7 +137,7 @@ class SubwordTokenizer(Tokenizer):
         return self.vocabulary.join(words)
 
     def info(self) -> dict[str, object]:
-        """Return what clients ask a tokenizer for."""
+        """Return the description of the tokenizer that clients request."""
         end = self.vocabulary.words[self.vocabulary.eos]
         none = {"unk_token": None, "unk_token_id": None}
         return super().info() | none | {"tokenizer_class": "subword", "eos_token": end}

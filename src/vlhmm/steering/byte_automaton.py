@@ -1,7 +1,7 @@
-"""Deterministic automata over bytes: what a constraint on text is compiled to.
+"""Compile constraints on text to deterministic automata over bytes.
 
 Input:  regular expressions (compiled by `outlines-core`), other automata.
-Output: `ByteAutomaton`, minimal, without its dead state: -1 stands for "cannot be accepted any more".
+Output: `ByteAutomaton`, minimal. State -1 (`DEAD`) rejects every continuation and is not stored.
 """
 
 import importlib.util
@@ -19,15 +19,15 @@ from vlhmm.steering import compile_regex
 from vlhmm.steering.compile_regex import MARK, compiled
 
 MAX_STATES = 2048  # of a whole constraint, after minimization
-_EXPLORE_FACTOR = 64  # intermediate products may be this many times larger before the count stops
+_EXPLORE_FACTOR = 64  # intermediate products may have this many times more states
 DEAD = -1
-COMPILE_SECONDS = 10  # of processor, and
-COMPILE_MEMORY = 1 << 30  # bytes, for a user's regular expression
+COMPILE_SECONDS = 10  # of processor time, for a regular expression given by a user
+COMPILE_MEMORY = 1 << 30  # bytes, for the same
 
 
 @dataclass(frozen=True, eq=False)
 class ByteAutomaton:
-    """A deterministic automaton over bytes; its initial state is 0, and -1 is the state of refusal."""
+    """A deterministic automaton over bytes. State 0 is initial; -1 rejects every continuation."""
 
     delta: np.ndarray  # (Q, 256) int32: the state after a byte, or -1
     accept: np.ndarray  # (Q,) bool
@@ -38,11 +38,11 @@ class ByteAutomaton:
 
     @property
     def empty(self) -> bool:
-        """Whether no text at all is accepted."""
+        """Return whether no text is accepted."""
         return not self.accept.any()
 
     def accepts(self, text: str | bytes) -> bool:
-        """Whether the whole text is accepted."""
+        """Return whether the whole text is accepted."""
         state = 0
         for byte in text.encode() if isinstance(text, str) else text:
             state = int(self.delta[state, byte])
@@ -52,9 +52,9 @@ class ByteAutomaton:
 
 
 def from_regex(pattern: str, ours: bool = True) -> ByteAutomaton:
-    """Compile a regular expression that must match the whole text. No look-around, no back-references.
+    """Compile a regular expression that must match the whole text. Look-around and back-references are not supported.
 
-    A pattern that is not `ours` but a user's is compiled in a process of its own, which ends when it takes too much.
+    `ours` is False for a pattern given by a user. It is compiled in a separate process with limits on time and memory.
     """
     if importlib.util.find_spec("outlines_core") is None:
         raise ConfigError("constraints on text need outlines-core: pip install 'vlhmm[llm]'")
@@ -66,7 +66,7 @@ def from_regex(pattern: str, ours: bool = True) -> ByteAutomaton:
             return ByteAutomaton(np.full((1, 256), DEAD, dtype=np.int32), np.zeros(1, dtype=bool))
         raise QueryError(
             f"cannot compile the regular expression {shortened(pattern, 80)}: {reason[:120]}; "
-            "look-around, back-references and Unicode \\b are not regular: use must_include for whole words"
+            "look-around, back-references and Unicode \\b are not regular: use must_contain for whole words"
         ) from None
     rows = rows.reshape(-1, 2 + 256)
     names, final, following = rows[:, 0], rows[:, 1].astype(bool), rows[:, 2:]
@@ -81,7 +81,7 @@ def from_regex(pattern: str, ours: bool = True) -> ByteAutomaton:
 
 
 def _compiled_apart(pattern: str) -> np.ndarray:
-    """The pattern compiled by a process of its own; a QueryError if that takes too much time, memory or states."""
+    """Compile a pattern in a separate process. Raise a QueryError if it exceeds the limits."""
     allowed = [str(each) for each in (COMPILE_MEMORY, COMPILE_SECONDS, MAX_STATES * _EXPLORE_FACTOR)]
     command = [sys.executable, "-P", str(Path(compile_regex.__file__)), *allowed]
     try:
@@ -102,22 +102,22 @@ def _compiled_apart(pattern: str) -> np.ndarray:
 
 @cache
 def any_text() -> ByteAutomaton:
-    """Every valid UTF-8 text."""
+    """Return the automaton of all valid UTF-8 texts."""
     return from_regex("(?s).*")
 
 
 def intersection(left: ByteAutomaton, right: ByteAutomaton, max_states: int = MAX_STATES) -> ByteAutomaton:
-    """Texts that both accept."""
+    """Return the automaton of the texts that both automata accept."""
     return _product(left, right, True, max_states)
 
 
 def union(left: ByteAutomaton, right: ByteAutomaton, max_states: int = MAX_STATES) -> ByteAutomaton:
-    """Texts that at least one accepts."""
+    """Return the automaton of the texts that at least one automaton accepts."""
     return _product(left, right, False, max_states)
 
 
 def complement(automaton: ByteAutomaton, max_states: int = MAX_STATES) -> ByteAutomaton:
-    """Valid UTF-8 texts that `automaton` refuses."""
+    """Return the automaton of the valid UTF-8 texts that `automaton` rejects."""
     sink = automaton.num_states
     delta = np.vstack([automaton.delta, np.full((1, 256), DEAD, dtype=np.int32)])
     delta[delta == DEAD] = sink
@@ -126,15 +126,15 @@ def complement(automaton: ByteAutomaton, max_states: int = MAX_STATES) -> ByteAu
 
 
 def _product(left: ByteAutomaton, right: ByteAutomaton, both: bool, max_states: int) -> ByteAutomaton:
-    """Breadth-first product by whole frontiers: O(pairs reached * byte classes)."""
+    """Build the product automaton breadth-first, one frontier at a time. O(reached pairs * byte classes)."""
     table = np.concatenate([left.delta, right.delta])
     _, first, byte_class = np.unique(table, axis=1, return_index=True, return_inverse=True)
     byte_class = byte_class.reshape(-1)
-    # one extra row stands for the state of refusal, so that -1 indexes it
+    # one extra row for the rejecting state, which index -1 then selects
     a = np.vstack([left.delta[:, first], np.full((1, len(first)), DEAD)]).astype(np.int64)
     b = np.vstack([right.delta[:, first], np.full((1, len(first)), DEAD)]).astype(np.int64)
     width = right.num_states + 1
-    # both parts shifted by one: 0 is the state of refusal
+    # both parts are shifted by one: 0 is the rejecting state
     known = np.array([1 * width + 1], dtype=np.int64)
     frontier, sources, targets = known, [], []
     explored_limit = max_states * _EXPLORE_FACTOR
@@ -167,12 +167,12 @@ def _product(left: ByteAutomaton, right: ByteAutomaton, both: bool, max_states: 
 
 
 def check_size(automaton: ByteAutomaton, max_states: int) -> None:
-    """Refuse an automaton above the limit of states."""
+    """Raise a QueryError if the automaton has more than `max_states` states."""
     check_count(automaton.num_states, max_states)
 
 
 def check_count(num_states: int, max_states: int) -> None:
-    """Refuse so many states, or what is known to need them, above the limit."""
+    """Raise a QueryError if `num_states` exceeds `max_states`."""
     if num_states > max_states:
         raise QueryError(_too_large(f"{num_states:,}", max_states))
 
@@ -185,9 +185,10 @@ def _too_large(size: str, max_states: int) -> str:
 
 
 def equivalent(first: np.ndarray, moves: np.ndarray) -> np.ndarray:
-    """The coarsest partition of states within that of `first` whose blocks move to equal blocks: (Q,) numbers (Moore).
+    """Refine the partition `first` until all states of a block move to the same blocks (Moore's algorithm).
 
-    A chain of n states takes n rounds, so rounds compare rows by a 64-bit hash; the result is checked without it.
+    Returns the block number of each state, (Q,). A chain of n states takes n rounds, so rounds compare 64-bit hashes of
+    the rows; the last round compares the rows themselves.
     """
     keys = np.random.default_rng(0).integers(1 << 64, size=2 + moves.shape[1], dtype=np.uint64)
     block, count, hashed = first, 0, True
@@ -204,7 +205,7 @@ def equivalent(first: np.ndarray, moves: np.ndarray) -> np.ndarray:
 
 
 def minimal(automaton: ByteAutomaton) -> ByteAutomaton:
-    """The smallest automaton of the same texts: reachable, able to accept, and all distinguishable (Moore)."""
+    """Minimize an automaton: drop states that are unreachable or cannot accept, and merge equivalent ones (Moore)."""
     _, first, byte_class = np.unique(automaton.delta, axis=1, return_index=True, return_inverse=True)
     byte_class = byte_class.reshape(-1)
     sink = automaton.num_states
@@ -218,7 +219,7 @@ def minimal(automaton: ByteAutomaton) -> ByteAutomaton:
     if block[0] == dead:
         return ByteAutomaton(np.full((1, 256), DEAD, dtype=np.int32), np.zeros(1, dtype=bool))
     order, seen = [int(block[0])], {int(block[0])}
-    for state in order:  # grows while it is walked
+    for state in order:  # the list grows during the loop
         for following in dict.fromkeys(table[state][byte_class].tolist()):  # by byte: one numbering per language
             if following != dead and following not in seen:
                 seen.add(following)

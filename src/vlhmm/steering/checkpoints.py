@@ -1,4 +1,4 @@
-"""HMMs of other programs: Ctrl-G's and TRACE's checkpoints in and out.
+"""Read and write the HMM checkpoints of Ctrl-G and TRACE.
 
 | | Ctrl-G | TRACE |
 | --- | --- | --- |
@@ -7,8 +7,8 @@
 | start | `gamma` (S,), logarithms | `gamma_exp` (1, S), probabilities |
 | config.json | `hidden_states`, `vocab_size`, `eos_token_id` | `hidden_size`, `vocab_size`, `eos_token_id`, `sep_token_id` |
 
-Both keep the last state for the end of text, which is never left. Only safetensors files are read: a .bin file is a
-pickle, and loading it runs the code in it.
+In both formats the last state is absorbing and stands for the end of the text. Only safetensors files are read: a .bin
+file is a pickle, and loading it can run code.
 """
 
 import json
@@ -25,11 +25,11 @@ from vlhmm.language_model import HMMLanguageModel
 from vlhmm.steering.hmm import DEFAULT_MEMORY, SteeringHMM
 
 Dialect = Literal["ctrl-g", "trace"]
-_ROW_SUM_ERROR = 0.01  # float16 training leaves rows that sum to one only about
+_ROW_SUM_ERROR = 0.01  # after float16 training, rows sum to one only approximately
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether a folder holds an HMM of Ctrl-G or TRACE, by its config.json."""
+    """Return whether a folder holds an HMM of Ctrl-G or TRACE, judging by its config.json."""
     try:
         config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -41,11 +41,14 @@ def read_checkpoint(path: str | Path, memory: int = DEFAULT_MEMORY) -> SteeringH
     """Read an HMM of Ctrl-G or TRACE, for `guide_for` and `generate`.
 
     Args:
-        path: Its folder, with `config.json` and `model.safetensors`.
-        memory: Bytes for lookahead tables; the matrices are kept whatever their size.
+        path: The folder with `config.json` and `model.safetensors`.
+        memory: The most bytes that lookahead tables may take. It does not limit the matrices.
+
+    Returns:
+        A dense `SteeringHMM`.
 
     Raises:
-        DataError: The folder has no such files, or they do not fit each other.
+        DataError: A file is missing or invalid.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -74,7 +77,7 @@ def read_checkpoint(path: str | Path, memory: int = DEFAULT_MEMORY) -> SteeringH
     shapes = {"start": (states,), "transition": (states, states), "emission": (states, vocab_size)}
     for name, found in {"start": start, "transition": transition, "emission": emission}.items():
         if tuple(found.shape) != shapes[name]:
-            raise DataError(f"{file}: {name} has shape {tuple(found.shape)}, config.json says {shapes[name]}")
+            raise DataError(f"{file}: {name} has shape {tuple(found.shape)}, expected {shapes[name]} by config.json")
         total = found.sum(-1, keepdim=True)
         if not bool(((total - 1).abs() < _ROW_SUM_ERROR).all()):
             raise DataError(f"{file}: {name} does not sum to one in every row; the checkpoint is damaged or unfinished")
@@ -83,7 +86,7 @@ def read_checkpoint(path: str | Path, memory: int = DEFAULT_MEMORY) -> SteeringH
 
 
 def _probabilities(stream, names: set[str], name: str, file: Path) -> Tensor:  # type: ignore[no-untyped-def]
-    """An array that is stored as probabilities (`name`_exp) or as logarithms."""
+    """Return the array `name` as probabilities; it is stored as probabilities (`name`_exp) or as logarithms."""
     if f"{name}_exp" in names:
         return stream.get_tensor(f"{name}_exp").float()
     if name in names:
@@ -92,13 +95,13 @@ def _probabilities(stream, names: set[str], name: str, file: Path) -> Tensor:  #
 
 
 def write_checkpoint(model: HMMLanguageModel | SteeringHMM, path: str | Path, dialect: Dialect, eos: int | None = None) -> Path:
-    """Write an HMM as a folder that Ctrl-G or TRACE loads.
+    """Write an HMM as a checkpoint of Ctrl-G or TRACE.
 
     Args:
-        model: A trained model, whose end of text gets a state of its own that is never left; or a dense HMM, as it is.
+        model: A trained model, which gets an additional absorbing state for the end of the text, or a dense HMM.
         path: The folder.
         dialect: "ctrl-g" or "trace".
-        eos: The end token of a dense HMM; a trained model knows its own.
+        eos: The end token; needed for a dense HMM only.
 
     Returns:
         The folder.
@@ -121,7 +124,7 @@ def write_checkpoint(model: HMMLanguageModel | SteeringHMM, path: str | Path, di
     if eos is None or not 0 <= eos < model.vocab_size:
         raise QueryError(f"the end token is {eos}, expected an id from 0 to {model.vocab_size - 1}: give eos")
     if model.num_blocks != 1:
-        raise QueryError(f"the HMM has {model.num_blocks} blocks; only dense ones are written, or a trained model itself")
+        raise QueryError(f"the HMM has {model.num_blocks} blocks; expected a dense HMM or a trained model")
     from safetensors.torch import save_file
 
     emission = model.emission.t().log().clamp(min=LOG_ZERO).contiguous()

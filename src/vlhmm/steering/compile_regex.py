@@ -1,39 +1,41 @@
-"""Compile a regular expression with outlines-core; as a program, in a process of its own with little time and memory.
+"""Compile a regular expression with outlines-core. Also a program, to compile in a separate process with limits.
 
-A pattern of twenty characters may need more of both than there is, and the compiler then ends its process.
+A pattern of twenty characters can need more memory than there is; the compiler then ends its process.
 
-Input:  the pattern on standard input; bytes of memory, seconds and states allowed as arguments.
-Output: `compiled` as int64 numbers on standard output. Exit code 2: the pattern is wrong, standard error says why.
-        Exit code 3: it has too many states.
+Input:  the pattern on standard input; the limits in bytes, seconds and states as arguments.
+Output: `compiled` as int64 numbers on standard output. Exit code 2: the pattern is invalid, the reason is on standard
+        error. Exit code 3: the automaton has too many states.
 """
 
 import sys
 from array import array
 from functools import cache
 
-# outlines-core leaves out the moves from an accepting state into the middle of a character. With a private
-# character behind the pattern, no state within the text is accepting; those from which it is accepted are. Texts may
-# not have characters of its plane, U+100000 and above, which Unicode assigns to nothing.
+# outlines-core omits transitions from an accepting state into the middle of a character. With a private character
+# appended to the pattern, no state within the text is accepting; the states that accept this character are final.
+# Texts may not contain characters from U+100000 on, a plane that Unicode leaves unassigned.
 MARK = "\U0010ffff"
 WRONG, TOO_LARGE = 2, 3  # exit codes
 
 
 @cache
 def _byte_vocabulary():  # type: ignore[no-untyped-def]
-    """A vocabulary of the 256 single bytes, and the compiler: automata over bytes come out."""
+    """Return a vocabulary of the 256 single bytes, and outlines-core's compiler."""
     from outlines_core import Index, Vocabulary
 
     return Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)}), Index
 
 
 def compiled(pattern: str) -> "array[int]":
-    """Rows of 258 numbers, the initial state's first: a name, whether it is final, its followers by byte (-1: none).
+    """Return rows of 258 numbers: state, whether it is final, and the next state for each byte (-1: none).
+
+    The first row is the initial state's.
 
     Raises:
-        ValueError: The pattern is wrong.
+        ValueError: The pattern is invalid.
     """
     vocabulary, index_class = _byte_vocabulary()
-    index_class(pattern, vocabulary)  # alone first: the mark must not complete a broken pattern
+    index_class(pattern, vocabulary)  # the pattern alone first: the mark must not complete an invalid one
     index = index_class(f"(?:{pattern}){MARK}", vocabulary)
     transitions, finals = index.get_transitions(), set(index.get_final_states())
     initial = index.get_initial_state()
@@ -51,7 +53,7 @@ def main() -> int:
     memory, seconds, max_states = map(int, sys.argv[1:])
     try:
         import resource
-    except ImportError:  # no such limits on this system; the caller still ends us in time
+    except ImportError:  # no such limits on this system; the caller ends the process after its timeout
         pass
     else:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))

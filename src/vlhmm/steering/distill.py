@@ -1,7 +1,7 @@
-"""Distill a language model into an HMM: draw samples, train on them, compare on held-out samples.
+"""Distill a language model into an HMM: draw samples, train on them, evaluate on held-out samples.
 
-The samples lie in shards, `RUN/samples/00000.jsonl` and so on, each written whole. A shard is a function of the seed and
-its number, so that a draw which was killed goes on with the first shard that is missing, to the same text.
+Samples are stored in shards, `RUN/samples/00000.jsonl` and so on, each written atomically. A shard is a function of the
+seed and its number, so an interrupted run continues with the first missing shard and produces the same text.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from vlhmm.steering.llm import LLM
 
 Progress = Callable[[int, int], None]
-HELD_OUT = 40  # one line in so many is for validation, another one for the report
+HELD_OUT = 40  # one line in HELD_OUT is validation text, another one test text
 REPORT = "distillation.json"
-_MOST_GOING = 7 / 8  # of a batch: below it, samples that have ended are left out, which copies the cache
+_MOST_GOING = 7 / 8  # share of a batch: below it, finished samples are dropped, which copies the cache
 
 
 # ---- drawing
@@ -46,12 +46,12 @@ _MOST_GOING = 7 / 8  # of a batch: below it, samples that have ended are left ou
 
 @dataclass(frozen=True, kw_only=True)
 class DrawSettings:
-    """What a shard of samples depends on, beside its number and the model."""
+    """The settings that the samples of a shard depend on, together with the shard's number and the language model."""
 
     temperature: float = 1.0
     max_new_tokens: int = 40
-    template: str | None = None  # a text with {prompt}; none: the model's chat template
-    batch: int = 256  # samples drawn side by side; one shard
+    template: str | None = None  # a text with {prompt}; None: the model's chat template
+    batch: int = 256  # samples drawn in parallel, which form one shard
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class DrawSettings:
 
 
 def read_prompts(path: str | Path) -> list[str]:
-    """The prompts of a text file, one per line, or of JSON lines with `prompt`; empty lines are left out."""
+    """Read prompts from a text file, one per line, or from JSON lines with `prompt`. Empty lines are skipped."""
     from vlhmm.data.atomic_io import open_bytes
     from vlhmm.data.tokenizer import is_jsonl
 
@@ -83,7 +83,7 @@ def read_prompts(path: str | Path) -> list[str]:
 
 
 def shard_path(folder: Path, number: int) -> Path:
-    """Where a shard lies."""
+    """Return the path of a shard."""
     return folder / f"{number:05d}.jsonl"
 
 
@@ -96,16 +96,16 @@ def draw_samples(
     progress: Progress | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Draw shards of samples until they hold so many tokens, counting end-of-text tokens.
+    """Draw shards of samples until they contain `tokens` tokens, end-of-text tokens included.
 
     Args:
-        llm: The model to draw from.
-        prompts: What it is asked; each sample answers one of them, chosen at random.
-        folder: Where the shards go. Those already there are kept; they must have been drawn in the same way.
-        tokens: At least so many in all.
+        llm: The language model to draw from.
+        prompts: The prompts; each sample answers one of them, chosen at random.
+        folder: The folder of the shards. Existing shards are kept; they must have been drawn with the same settings.
+        tokens: The least number of tokens in all.
         settings: Temperature, length and so on.
-        progress: Told the tokens drawn so far and wanted.
-        should_stop: Asked after every shard.
+        progress: Called with the number of tokens drawn and wanted.
+        should_stop: Called after every shard; drawing stops if it returns true.
 
     Returns:
         The number of tokens in the folder.
@@ -129,7 +129,7 @@ def draw_samples(
 
 
 def _check_same_draw(folder: Path, llm: LLM, prompts: Sequence[str], settings: DrawSettings) -> None:
-    """Keep what the samples depend on beside them, and refuse to go on with something else."""
+    """Store the settings that the samples depend on, or raise a ConfigError if other settings are stored."""
     digest = hashlib.sha256("\n".join(prompts).encode()).hexdigest()
     described = {**asdict(settings), "prompts": digest, "tokenizer": llm.vocabulary.sha256}
     path = folder / "settings.json"
@@ -149,9 +149,9 @@ def _check_same_draw(folder: Path, llm: LLM, prompts: Sequence[str], settings: D
 def draw_shard(
     llm: LLM, prompts: Sequence[str], number: int, settings: DrawSettings
 ) -> list[dict[str, str | list[int] | bool]]:
-    """One batch of samples from p_T(x | prompt), as records with `prompt`, `ids` and `finished`.
+    """Draw one batch of samples from p_T(x | prompt), as records with `prompt`, `ids` and `finished`.
 
-    The tokens of a sample stand before its end of text; it is cut, and not finished, at `max_new_tokens`.
+    `ids` excludes the end-of-text token. A sample that reaches `max_new_tokens` is cut off and not `finished`.
     """
     seed = int.from_bytes(hashlib.sha256(f"{settings.seed}/{number}".encode()).digest()[:6], "big")
     generator = np.random.default_rng(seed)
@@ -160,9 +160,9 @@ def draw_shard(
     uniforms = generator.random((settings.batch, settings.max_new_tokens, 2))
     reader = CachedReader(llm, [heads[i] for i in chosen.tolist()])
     written = np.full((settings.batch, settings.max_new_tokens), llm.end_ids[0])
-    rows = np.arange(settings.batch)  # the samples that the reader goes on with
+    rows = np.arange(settings.batch)  # the unfinished samples
     for t in range(settings.max_new_tokens):
-        logits = reader.logits()[:, : len(llm.vocabulary)].cpu()  # there may be more than ids
+        logits = reader.logits()[:, : len(llm.vocabulary)].cpu()  # a model may have more logits than ids
         tokens = draw_ids(logits, torch.from_numpy(uniforms[rows, t]), settings.temperature).numpy()
         written[rows, t] = tokens
         going = np.flatnonzero(~np.isin(written[rows, : t + 1], llm.end_ids).any(axis=1))
@@ -183,7 +183,7 @@ def draw_shard(
 
 
 class Samples(NamedTuple):
-    """Samples in a vocabulary, parted into text to train on, to validate with, and to report on."""
+    """Encoded samples, divided into training, validation and test text."""
 
     train: Text
     valid: Text
@@ -196,7 +196,7 @@ class Samples(NamedTuple):
 
 
 def read_samples(paths: Iterable[str | Path], vocabulary: TokenVocabulary) -> Samples:
-    """Texts or ids from files or from folders of shards; of every 40 lines one is for validation and one for the report."""
+    """Read texts or ids from files or folders of shards. One line in 40 is validation text, another test text."""
     train: list[TokenLine] = []
     valid: list[TokenLine] = []
     test: list[TokenLine] = []
@@ -219,7 +219,7 @@ def _lines_of(paths: Iterable[str | Path], vocabulary: TokenVocabulary) -> Itera
             yield from read_token_lines(file, vocabulary)
 
 
-# ---- what the language model itself says of them
+# ---- the language model's own probabilities
 
 
 def llm_log_probs(
@@ -230,9 +230,9 @@ def llm_log_probs(
     batch: int = 32,
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """log p_T(x_t | prompt, x_<t) of every token of some samples, the end of text included, in their order.
+    """Return log p_T(x_t | prompt, x_<t) of every token of the samples, end-of-text tokens included, in order.
 
-    Any of the model's end-of-text ids ends a sample: its probability is their sum.
+    A sample may end with any of the model's end-of-text ids: the probability of its end is their sum.
     """
     result: list[np.ndarray] = []
     for first in range(0, len(lines), batch):
@@ -264,26 +264,26 @@ def llm_log_probs(
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationReport:
-    """How near an HMM is to the model it was distilled from. Nats per token of held-out samples."""
+    """How well an HMM predicts held-out samples, compared with its teacher and Kneser-Ney, in nats per token."""
 
     num_states: int
     num_blocks: int
     vocabulary_size: int
-    samples_tokens: int  # in all, of which
-    train_tokens: int  # were trained on, and
-    test_tokens: int  # are those of this report
+    samples_tokens: int  # of all samples
+    train_tokens: int  # of the training text
+    test_tokens: int  # of the test text, on which the values below are measured
     hmm_nats: float
     kn_nats: float  # Kneser-Ney, 5-gram, on the same text
-    mixture_nats: float  # of the two, weights by EM on the validation text
+    mixture_nats: float  # of HMM and Kneser-Ney, weights by EM on the validation text
     mixture_weight: float  # of the HMM
-    llm_nats: float | None  # of the model itself, which sees the prompt; none if it was not at hand
+    llm_nats: float | None  # of the language model, which sees the prompt; None without the model
     temperature: float | None  # of the samples, and of llm_nats
-    hmm_mb: float  # files of the model, 10^6 bytes
+    hmm_mb: float  # size of the model files, 10^6 bytes
     train_minutes: float
-    finished: bool  # training came to its end
+    finished: bool  # whether training was completed
 
     def write(self, folder: str | Path) -> None:
-        """Keep it in the run's folder."""
+        """Write the report to the run folder."""
         write_atomically(Path(folder) / REPORT, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
 
@@ -301,7 +301,7 @@ def train_on_samples(
     log: Callable[[str], None] = lambda line: None,
     described: dict[str, str | None] | None = None,
 ) -> trainer.TrainResult:
-    """Train an HMM on the samples in a run's folder, or go on where it stopped."""
+    """Train an HMM on the samples, or resume its run."""
     corpus = Corpus("samples", vocabulary, samples.train, samples.valid, None)
     return trainer.train(
         corpus,
@@ -318,7 +318,7 @@ def train_on_samples(
 
 
 def size_of_model(folder: str | Path) -> int:
-    """Bytes of the files that make the model of a run's folder."""
+    """Return the size in bytes of the model files of a run folder."""
     return sum(path.stat().st_size for name in MODEL_FILES if (path := Path(folder) / name).exists())
 
 
@@ -331,7 +331,7 @@ def report_on(
     memory: int | None = None,
     progress: Progress | None = None,
 ) -> DistillationReport:
-    """Compare the HMM of a run with Kneser-Ney and their mixture on the held-out samples, and keep the report there."""
+    """Evaluate the HMM of a run, Kneser-Ney and their mixture on the test samples, and write the report."""
     model = vlhmm.api.load(run, memory=memory)
     kneser_ney = estimate(samples.train, model.vocabulary, 5)
     models: list[LanguageModel] = [model, kneser_ney]

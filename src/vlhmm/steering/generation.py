@@ -1,11 +1,11 @@
-"""Steered generation in one call: texts of a language model that meet a constraint, with their weights.
+"""Generate texts of a language model that satisfy a constraint, with importance weights.
 
     q(x_t | x_<t) = p_LLM(x_t | x_<t) [p_HMM(C | x_<=t) / p_HMM(C | x_<t)]^weight / Z_t
     log weight of a text = sum_t log p_LLM(x_t | x_<t) - log q(x_t | x_<t)
 
 Input:  a model and a tokenizer of `transformers`, an HMM over the same tokens, prompts, a constraint.
-Output: `SteeredText`, one or more per prompt. Weighted by exp(log_weight), they stand for the language model's own
-        distribution given the constraint, whatever the HMM: the better the HMM, the more equal the weights.
+Output: `SteeredText`, one or more per prompt. Averages weighted by exp(log_weight) estimate averages under the language
+        model conditioned on the constraint, for any HMM. The better the HMM, the more equal the weights.
 """
 
 import hashlib
@@ -34,24 +34,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DEFAULT_BATCH = 16
-_SCORES_AT_ONCE = 8  # float32 numbers per sequence and token that exist at the same time
+_SCORES_AT_ONCE = 8  # float32 numbers per sequence and vocabulary entry that exist at the same time
 _hmm_of_model: "weakref.WeakKeyDictionary[HMMLanguageModel, SteeringHMM]" = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
 class SteeredText:
-    """A text that was written under a constraint."""
+    """A text generated under a constraint."""
 
     prompt: str
     text: str
-    token_ids: tuple[int, ...]  # with the end token
+    token_ids: tuple[int, ...]  # the end token included
     log_prob: float  # log p_LLM(token_ids | prompt) at temperature 1, in nats
-    log_weight: float | None  # of a sample, for averages under p_LLM(. | C); None after greedy or beam search
-    satisfied: bool  # checked on the text itself, apart from everything else
+    log_weight: float | None  # importance weight for p_LLM(. | C) at the sampling temperature; None for greedy and beam search
+    satisfied: bool  # checked on the text itself
 
     @property
     def nats_per_token(self) -> float:
-        """-log_prob per token, the end token included."""
+        """Return -log_prob per token, the end token included."""
         return -self.log_prob / len(self.token_ids)
 
 
@@ -64,22 +64,25 @@ def guide_for(
     memory: int = DEFAULT_MEMORY,
     progress: Progress | None = None,
 ) -> Guide:
-    """Compile a constraint for a tokenizer and make its lookahead table.
+    """Compile a constraint for a tokenizer and compute its lookahead table.
 
-    Automata and tables are kept with the model: the next call with an equal constraint takes them.
+    Automata and tables are cached with the model and reused for equal constraints.
 
     Args:
         model: An HMM over the tokenizer's ids.
-        tokenizer: Of the language model.
-        constraint: On the generated text, without the prompt.
-        max_new_tokens: The budget, the end token included.
-        end_ids: Every id that ends a text; by default the tokenizer's eos_token_id.
-        memory: Bytes of transition rows kept, and as much again for tables.
-        progress: Called with (level, levels) while the table is made.
+        tokenizer: The tokenizer of the language model.
+        constraint: The constraint on the generated text, without the prompt.
+        max_new_tokens: The token budget, the end token included.
+        end_ids: All ids that end a text; by default the tokenizer's eos_token_id.
+        memory: The most bytes for cached transition rows, and again for lookahead tables.
+        progress: Called with (level, levels) while the table is computed.
+
+    Returns:
+        The guide, for `HMMLogitsProcessor`.
 
     Raises:
         QueryError: The constraint cannot be met within the budget, or its table is too large.
-        ConfigError: The model is over words, or over another tokenizer's ids.
+        ConfigError: The model is over words, or over the ids of another tokenizer.
     """
     hmm = steering_hmm(model, memory)
     pieces = _pieces(model, hmm, tokenizer)
@@ -89,7 +92,7 @@ def guide_for(
 
 
 def steering_hmm(model: HMMLanguageModel | SteeringHMM, memory: int = DEFAULT_MEMORY) -> SteeringHMM:
-    """What steering reads of a model, made once per model.
+    """Return the `SteeringHMM` of a model, built once per model.
 
     Raises:
         ConfigError: The model is over words.
@@ -112,7 +115,7 @@ def steering_hmm(model: HMMLanguageModel | SteeringHMM, memory: int = DEFAULT_ME
 def _pieces(
     model: HMMLanguageModel | SteeringHMM, hmm: SteeringHMM, tokenizer: "PreTrainedTokenizerBase"
 ) -> list[bytes | None]:
-    """The bytes of every token; refused if the model's tokenizer is another one."""
+    """Return the bytes of every token. Raise a ConfigError if the model has another tokenizer."""
     known = hmm.pieces_of.get(tokenizer)
     if known is not None:
         return known
@@ -125,11 +128,11 @@ def _pieces(
         if differ or abs(len(tokenizer.get_vocab()) - len(own)) > len(own) // 100:
             raise ConfigError(
                 f"the tokenizers do not match: the language model's has {len(tokenizer.get_vocab()):,} tokens, the HMM's "
-                f"{len(own):,}, and {differ:,} ids are spelled otherwise; distill the HMM from this language model"
+                f"{len(own):,}, and {differ:,} ids have different bytes; distill the HMM from this language model"
             )
     elif max(tokenizer.get_vocab().values()) >= hmm.vocab_size and count > hmm.vocab_size:
         raise ConfigError(
-            f"the tokenizers do not match: the language model's writes {count:,} tokens, the HMM knows "
+            f"the tokenizers do not match: the language model's has {count:,} tokens, the HMM "
             f"{hmm.vocab_size:,}; use an HMM that was distilled from this language model"
         )
     hmm.pieces_of[tokenizer] = pieces
@@ -139,7 +142,7 @@ def _pieces(
 def _automaton(
     hmm: SteeringHMM, constraint: TextConstraint, pieces: list[bytes | None], ends: list[int]
 ) -> TokenAutomaton:
-    """The constraint over tokens, from the model's cache where it has been compiled before."""
+    """Return the constraint as an automaton over tokens, from the model's cache if it was compiled before."""
     digest = hashlib.sha256(repr((sorted(ends), len(pieces))).encode())
     digest.update(constraint.automaton.delta.tobytes())
     digest.update(constraint.automaton.accept.tobytes())
@@ -173,36 +176,37 @@ def generate(
     table_progress: Progress | None = None,
     progress: Progress | None = None,
 ) -> list[SteeredText]:
-    """Write texts that meet a constraint.
+    """Generate texts that satisfy a constraint.
 
     Args:
         llm: A causal language model of `transformers`.
         tokenizer: Its tokenizer.
         model: An HMM over the same tokens.
-        prompt: What the language model is asked; or several prompts.
-        constraint: On the generated text, without the prompt.
-        n: Texts per prompt. In beam search, the n best.
-        max_new_tokens: The budget, the end token included. Every text ends within it.
+        prompt: One prompt, or several.
+        constraint: The constraint on the generated text, without the prompt.
+        n: Number of texts per prompt. In beam search, the n best.
+        max_new_tokens: The token budget, the end token included. Every text ends within it.
         mode: "sample", "greedy", or "beam".
-        weight: Power of the HMM's ratio; above 1 the words come earlier and surer, 0 only excludes dead ends.
-        temperature: Of the language model, when sampling.
-        particles: Sequences per text, resampled in proportion to their weights where these become unequal
-            (sequential Monte Carlo). More come nearer to the language model given the constraint, and take longer.
-        num_beams: In beam search.
-        seed: All randomness comes from it.
-        batch: Sequences at once.
-        template: A text with `{prompt}` in it; by default the chat template, or the prompt alone.
-        read_prompt: Whether the HMM reads the prompt: for HMMs of whole texts, not of answers.
-        memory: Bytes of transition rows kept, and as much again for lookahead tables.
-        table_progress: Called with (level, levels) while the lookahead table is made.
-        progress: Called with (sequences * tokens done, all of them).
+        weight: Exponent of the HMM's probability ratio. Larger values meet the constraint earlier; 0 only masks tokens
+            after which the constraint cannot be met in time.
+        temperature: Sampling temperature of the language model.
+        particles: Sequences per text, resampled in proportion to their weights when these become unequal (sequential
+            Monte Carlo). With more particles the texts are closer to the language model conditioned on the constraint.
+        num_beams: Beam width of beam search.
+        seed: Seed of every random draw.
+        batch: Number of sequences generated in parallel.
+        template: A text that contains `{prompt}`; by default the chat template, or the prompt alone.
+        read_prompt: Whether the HMM reads the prompt. For HMMs trained on whole texts, not on answers.
+        memory: The most bytes for cached transition rows, and again for lookahead tables.
+        table_progress: Called with (level, levels) while the lookahead table is computed.
+        progress: Called with the number of tokens generated and the largest possible number.
 
     Returns:
-        n texts per prompt, prompt by prompt.
+        n texts per prompt, in the order of the prompts.
 
     Raises:
-        QueryError: The constraint cannot be met within the budget; nothing has been generated then.
-        ConfigError: Tokenizers do not match, or the model is over words.
+        QueryError: The constraint cannot be met within the budget. Nothing is generated then.
+        ConfigError: The tokenizers differ, or the model is over words.
     """
     _check_options(n, mode, weight, temperature, particles, num_beams, batch)
     wrapped = LLM(str(getattr(llm, "name_or_path", "") or "the language model"), llm, tokenizer)
@@ -246,7 +250,7 @@ def generate(
 def _teller(
     progress: Progress | None, first: int, some: int, every: int, max_new_tokens: int
 ) -> Callable[[int], None] | None:
-    """Progress of a batch as a share of all sequences."""
+    """Return a function that reports the progress of one batch as a share of all sequences."""
     if progress is None:
         return None
     return lambda step: progress(first * max_new_tokens + step * some, every * max_new_tokens)
@@ -264,11 +268,11 @@ def _check_options(
     if mode != "sample" and particles > 1:
         raise QueryError(f"{particles} particles need mode sample, got {mode}")
     if mode == "beam" and n > num_beams:
-        raise QueryError(f"{n} texts of a search with {num_beams} beams; raise num_beams")
+        raise QueryError(f"n={n} exceeds num_beams={num_beams}; raise num_beams")
 
 
 def _check_memory(rows: int, guide: Guide, memory: int) -> None:
-    """Refuse more sequences at once than the memory budget has scores for."""
+    """Raise a QueryError if the scores of so many parallel sequences exceed the memory budget."""
     needed = rows * guide.hmm.vocab_size * 4 * _SCORES_AT_ONCE
     if needed > memory:
         raise QueryError(
@@ -278,7 +282,7 @@ def _check_memory(rows: int, guide: Guide, memory: int) -> None:
 
 
 class _Run:
-    """The language model's loop with one guide."""
+    """The generation loop of a language model under one guide."""
 
     def __init__(
         self, llm: LLM, guide: Guide, weight: float, temperature: float, read_prompt: bool, filler: int
@@ -294,7 +298,7 @@ class _Run:
         generator: torch.Generator,
         tell: Callable[[int], None] | None,
     ) -> Iterator[tuple[list[int], float, float | None]]:
-        """(tokens, log p_LLM, log weight) for each head; of its particles one is drawn by weight in the end."""
+        """Yield (tokens, log p_LLM, log weight) for each prompt. One of its particles is drawn by weight at the end."""
         rows = [head for head in heads for _ in range(particles)]
         count, guide = len(rows), self.guide
         state = guide.start([row if self.read_prompt else () for row in rows])
@@ -353,7 +357,7 @@ class _Run:
             yield ids, float(log_prob[row]), None if greedy else total
 
     def beams(self, head: list[int], n: int, num_beams: int) -> Iterator[tuple[list[int], float, None]]:
-        """The n best texts of a beam search, by `transformers`, with their log-probabilities."""
+        """Yield the n best texts of `transformers`' beam search, with their log-probabilities."""
         processor = HMMLogitsProcessor(self.guide, self.weight, self.read_prompt)
         ids = torch.tensor([head], device=self.llm.model.device)
         with torch.inference_mode():
@@ -375,10 +379,10 @@ class _Run:
 def _resampled(
     log_weight: Tensor, potential: Tensor, mean_weight: Tensor, generator: torch.Generator
 ) -> np.ndarray | None:
-    """Rows to go on with where the effective number of particles is below a half; None if all stay.
+    """Resample the particles of each prompt whose effective number is below one half. None if no prompt resamples.
 
-    The target after t tokens is p_LLM(x_<=t) p_HMM(C | x_<=t)^weight, whose second factor is the `potential`. After
-    resampling, the particles have equal weights for that target, so the potential is taken out of `log_weight` again.
+    The target after t tokens is p_LLM(x_<=t) p_HMM(C | x_<=t)^weight; the second factor is the `potential`. After
+    resampling, the particles have equal weights for this target, so the potential is removed from `log_weight` again.
     """
     groups, particles = log_weight.shape
     current = log_weight + potential

@@ -1,9 +1,9 @@
-"""Leading a batch of sequences: p(constraint | text so far and each next token), step by step.
+"""Compute p(constraint | text so far, next token) for a batch of sequences, step by step.
 
     p(C | x_<=t) = sum_z p(z_t = z | x_<t) p(x_t | z) beta_l(delta(q, x_t), z) / sum_z p(z_t = z | x_<t) p(x_t | z)
 
 Input:  a lookahead table.
-Output: `Guide`; its `GuideState` is a value: the filter and the automaton state of every sequence.
+Output: `Guide`. Its `GuideState` is an immutable value: the filter and the automaton state of every sequence.
 """
 
 from collections.abc import Sequence
@@ -19,34 +19,34 @@ from vlhmm.steering.hmm import SteeringHMM
 from vlhmm.steering.lookahead import Progress, lookahead_table
 from vlhmm.steering.token_automaton import DEAD, TokenAutomaton
 
-_TOKENS_AT_ONCE = 256  # of one block and class, by a kernel
+_TOKENS_AT_ONCE = 256  # of one block and class, processed together by a kernel
 
 
 @dataclass(frozen=True)
 class GuideState:
-    """Where each sequence stands: p(z | text so far) one step ahead, and the automaton's state."""
+    """The filter and the automaton state of each sequence: p(z_t | x_<t) and q."""
 
     predicted: Tensor  # (n, S)
     automaton: np.ndarray  # (n,) int64; -1 where the constraint cannot be met any more
     remaining: int  # tokens left, the end token included
 
     def select(self, rows: Sequence[int] | np.ndarray) -> "GuideState":
-        """The state of other sequences: each takes that of a given row."""
+        """Return the states of the given rows. A row may occur several times."""
         index = np.asarray(rows, dtype=np.int64)
         return GuideState(self.predicted[torch.from_numpy(index)], self.automaton[index], self.remaining)
 
 
 class Guide:
-    """An HMM and a constraint: what each next token does to the probability of meeting it within the budget.
+    """A constraint as seen by an HMM: the effect of each next token on the probability of meeting it within the budget.
 
     Args:
         hmm: The HMM.
         automaton: The constraint over the HMM's tokens.
-        max_new_tokens: The budget, the end token included.
-        progress: Called with (level, levels) while the lookahead table is made.
+        max_new_tokens: The token budget, the end token included.
+        progress: Called with (level, levels) while the lookahead table is computed.
 
     Raises:
-        QueryError: No text of so many tokens meets the constraint, or the table exceeds the memory budget.
+        QueryError: No text within the budget satisfies the constraint, or the table exceeds the memory budget.
         ConfigError: `max_new_tokens` is out of range.
     """
 
@@ -75,7 +75,7 @@ class Guide:
         self._part_class = sorted_code[self._part_first] % automaton.num_classes
 
     def start(self, contexts: Sequence[Sequence[int]]) -> GuideState:
-        """The state before the first generated token of each sequence; the HMM has read its context (may be empty)."""
+        """Return the state before the first generated token of each sequence. Its context may be empty."""
         unique = list(dict.fromkeys(tuple(context) for context in contexts))
         number = {context: i for i, context in enumerate(unique)}
         predicted = torch.stack([self._read(context) for context in unique])
@@ -92,7 +92,7 @@ class Guide:
         return predicted
 
     def step(self, state: GuideState, tokens: Sequence[int] | np.ndarray) -> GuideState:
-        """The state after one more token per sequence: O(K S) each. Ended sequences stay as they are."""
+        """Return the state after one more token per sequence. O(K S) per sequence. Finished sequences do not change."""
         ids = np.asarray(tokens, dtype=np.int64)
         before = state.automaton
         known = (ids >= 0) & (ids < self.hmm.vocab_size)
@@ -109,14 +109,15 @@ class Guide:
         return GuideState(predicted, after.astype(np.int64), state.remaining - 1)
 
     def open(self, state: GuideState) -> np.ndarray:
-        """(n,) bool: sequences that have neither ended nor left the constraint, and have tokens left."""
+        """Return which sequences may continue, (n,) bool: unfinished, with tokens left, and able to meet the constraint."""
         return (state.automaton != DEAD) & (state.automaton != self.automaton.final) & (state.remaining > 0)
 
     def log_ratios(self, state: GuideState) -> tuple[Tensor, Tensor]:
-        """(n, V) log p(C | text, v) - log p(C | text) for each next token v, and (n,) log p(C | text).
+        """Return log p(C | text, v) - log p(C | text) for each next token v, (n, V), and log p(C | text), (n,).
 
-        O(K V) per sequence. A token after which the automaton cannot end in time has -inf. Where the HMM holds every
-        allowed token impossible, they all get 0: the constraint is met even so. Sequences that are not `open` get 0.
+        O(K V) per sequence. A token after which the constraint cannot be met in time has -inf. If the HMM gives probability
+        zero to every allowed token, all of them get 0, so the constraint is met all the same. Sequences that are not `open`
+        get 0.
         """
         count, vocab = len(state.automaton), self.hmm.vocab_size
         ratio = torch.zeros(count, vocab, dtype=self.hmm.dtype)
@@ -147,7 +148,7 @@ class Guide:
             log_probability = np.log(total) + np.where(np.isfinite(top), top, 0)
         logs = found.log_().add_(shift)
         logs.sub_(torch.from_numpy(np.where(total > 0, log_probability, 0)).to(logs.dtype)[:, None])
-        for i in np.flatnonzero(~(total > 0)):  # the HMM is at its end; the automaton is not
+        for i in np.flatnonzero(~(total > 0)):  # the HMM gives zero to every allowed token
             allowed = (targets[i] != DEAD) & (self.automaton.distance[targets[i]] <= level)
             classes = self.automaton.class_of_token[:vocab]
             logs[i] = torch.from_numpy(np.where(allowed[classes], 0.0, -np.inf)).to(logs.dtype)
@@ -161,7 +162,7 @@ class Guide:
 
 
 def _even(sizes: np.ndarray) -> np.ndarray:
-    """Cuts of the parts into a few runs per thread with as many tokens each."""
+    """Divide the parts into a few runs per thread with about equally many tokens."""
     runs = max(1, min(4 * torch.get_num_threads(), len(sizes)))
     done = np.cumsum(sizes)
     inner = np.searchsorted(done, np.arange(1, runs) * (done[-1] / runs), side="right")
@@ -180,7 +181,7 @@ def _pack(part_first, part_end, order, emission, packed):  # type: ignore[no-unt
 
 @kernel
 def _ratios(begin, end, part_first, part_end, part_block, part_class, order, packed, size, predicted, values, table_row, scale, relative, ratio, shift, totals):  # type: ignore[no-untyped-def]
-    """p(C | text, v) without its scale, the scale, and sums of p(v | text) p(C | text, v), for runs of tokens v."""
+    """Compute p(C | text, v), its scale, and sums of p(v | text) p(C | text, v), for runs of tokens v."""
     rows, dtype = len(predicted), predicted.dtype
     joint = np.empty(size, dtype=dtype)
     above = np.empty(256, dtype=dtype)  # _TOKENS_AT_ONCE: sum_z p(z) p(v | z) beta(z), for each token of the part

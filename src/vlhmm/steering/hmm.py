@@ -1,7 +1,7 @@
-"""What steering reads of an HMM: a start, emissions by block, and rows of the transition matrix.
+"""The view of an HMM that steering needs: start, emissions by block, and rows of the transition matrix.
 
 Input:  a trained model whose blocks share no states, or the three matrices of a dense HMM (one block).
-Output: `SteeringHMM`, its states renumbered so that the K states of a block lie together.
+Output: `SteeringHMM`, with states renumbered so that the K states of each block are contiguous.
 """
 
 import weakref
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from vlhmm.steering.lookahead import LookaheadTable
     from vlhmm.steering.token_automaton import TokenAutomaton
 
-DEFAULT_MEMORY = 2 << 30  # bytes of transition rows kept, and as much again for lookahead tables
-_ROWS_AT_ONCE = 1 << 24  # entries of A made at a time where A is not kept
+DEFAULT_MEMORY = 2 << 30  # bytes of cached transition rows, and again of lookahead tables
+_ROWS_AT_ONCE = 1 << 24  # entries of A computed at a time if A is not kept
 TILE = 64  # source states of a tile of A: four vector registers of float32
 
 
 class SteeringHMM:
-    """An HMM over token ids. The transition matrix is kept if it fits `memory`, else its latest rows are."""
+    """An HMM over token ids. It keeps the transition matrix if that fits in `memory`, else the rows used last."""
 
     def __init__(
         self,
@@ -43,25 +43,25 @@ class SteeringHMM:
         self.num_states = len(start)
         self.num_blocks = self.num_states // self.states_per_block
         if self.num_blocks * self.states_per_block != self.num_states:
-            raise QueryError(f"{self.num_states} states do not make blocks of {self.states_per_block}")
+            raise QueryError(f"{self.num_states} states cannot be divided into blocks of {self.states_per_block}")
         self._make_rows = rows_of_block
         self._rows: OrderedDict[int, Tensor] = OrderedDict()
         self._matrix: Tensor | None = None  # (S, S), of a dense HMM
         self._tiles: Tensor | None = None  # A for the kernels, see tile_parts
-        # kept for the next constraint: tables by the automaton's content, latest last; automata; bytes of tokens
+        # caches: tables by the automaton's content hash, least recently used first; automata; bytes of tokens
         self.tables: OrderedDict[str, LookaheadTable] = OrderedDict()
         self.automata: dict[str, TokenAutomaton] = {}
         self.pieces_of: weakref.WeakKeyDictionary[object, list[bytes | None]] = weakref.WeakKeyDictionary()
 
     @classmethod
     def from_model(cls, model: "HMMLanguageModel", memory: int = DEFAULT_MEMORY) -> "SteeringHMM":
-        """Read a trained model; its words are token ids."""
+        """Build it from a trained model over token ids."""
         distributions = model.distributions
         states = distributions.states_of_block
         order = states.flatten()
         if len(order) != distributions.num_states or len(order.unique()) != len(order):
             raise QueryError(
-                "steering needs a model whose blocks share no states; train with --set model.emission=blocked"
+                "steering needs a model whose blocks share no states; train with --set model.constraint=brown"
             )
         in_order = bool((order == torch.arange(len(order), device=order.device)).all())
 
@@ -81,7 +81,7 @@ class SteeringHMM:
 
     @classmethod
     def dense(cls, start: Tensor, transition: Tensor, emission: Tensor, memory: int = DEFAULT_MEMORY) -> "SteeringHMM":
-        """An HMM whose every state may emit every token: start (S,), transition (S, S), emission (S, V)."""
+        """Build a dense HMM, where every state may emit every token: start (S,), transition (S, S), emission (S, V)."""
         tokens = torch.zeros(emission.shape[1], dtype=torch.long)
         hmm = cls(start, emission.t(), tokens, lambda block: transition, memory)
         hmm._matrix = transition.contiguous()
@@ -95,7 +95,7 @@ class SteeringHMM:
         return slice(block * self.states_per_block, (block + 1) * self.states_per_block)
 
     def rows(self, block: int) -> Tensor:
-        """(K, S) p(z' | z) for the states z of a block."""
+        """Return p(z' | z) for the states z of a block, (K, S)."""
         if self._matrix is not None:
             return self._matrix[self._block_slice(block)]
         if self._tiles is not None:
@@ -117,10 +117,10 @@ class SteeringHMM:
         return found
 
     def tile_parts(self) -> Iterator[tuple[int, Tensor]]:
-        """(first state, tiles from there on): A in one piece if it fits the memory, else piece by piece, made anew.
+        """Yield (first state, tiles from there on): A in one piece if it fits in memory, else recomputed piece by piece.
 
-        A tile (S, 64) holds the rows of 64 source states as columns, which is how kernels read them; the last one is
-        filled up with zeros.
+        A tile (S, 64) has the rows of 64 source states as its columns, the layout that kernels read. The last tile is padded
+        with zeros.
         """
         if self._tiles is None and self._matrix_bytes * (1 if self._matrix is None else 2) <= self.memory:
             tiles = torch.zeros(-(-self.num_states // TILE), self.num_states, TILE, dtype=self.dtype)
@@ -137,7 +137,7 @@ class SteeringHMM:
             yield first, tiles
 
     def _row_parts(self) -> Iterator[tuple[int, Tensor]]:
-        """(first state, some rows of A from there on)."""
+        """Yield (first state, rows of A from there on)."""
         few = max(1, _ROWS_AT_ONCE // self.num_states)
         if self._matrix is not None:
             for first in range(0, self.num_states, few):
@@ -150,9 +150,10 @@ class SteeringHMM:
             yield begin * self.states_per_block, torch.cat(parts)
 
     def forward_step(self, predicted: Tensor, tokens: Tensor) -> Tensor:
-        """(n, S) p(z_{t+1} | x_<=t) from (n, S) p(z_t | x_<t) and x_t: O(K S) per row.
+        """Return p(z_{t+1} | x_<=t), (n, S), from p(z_t | x_<t), (n, S), and the tokens x_t. O(K S) per row.
 
-        A token that the HMM holds impossible tells nothing: its block's states keep their predicted probabilities.
+        A token of probability zero is ignored, except for its block: the states of the block keep their predicted
+        probabilities.
         """
         size = self.states_per_block
         result = torch.empty_like(predicted)
@@ -169,7 +170,7 @@ class SteeringHMM:
 
 
 def _pack(tiles: Tensor, first: int, rows: Tensor) -> None:
-    """Put rows of A, from state `first` on, into tiles."""
+    """Copy rows of A, from state `first` on, into tiles."""
     done = 0
     while done < len(rows):
         tile, place = divmod(first + done, TILE)

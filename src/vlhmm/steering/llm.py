@@ -1,6 +1,6 @@
-"""A causal language model of `transformers`: a folder, a hub name, or a .gguf file.
+"""Load a causal language model of `transformers` from a folder, a hub name, or a .gguf file.
 
-`transformers` (extra `llm`) is imported when a model is opened, and nowhere else.
+`transformers` (extra `llm`) is imported only when a model is opened.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Precision = Literal["auto", "float32", "bfloat16"]
-_ROWS = 32  # of logits at a time: their probabilities stay in the cache
-_RUN = 256  # ids whose probabilities are added up before one is drawn: a cumulative sum of all takes longer
-PLACEHOLDER = "{prompt}"  # of a prompt, in a template
+_ROWS = 32  # of logits at a time, so that their probabilities stay in the cache
+_RUN = 256  # ids per run: drawing a run first is faster than a cumulative sum over all ids
+PLACEHOLDER = "{prompt}"  # what a template has in place of the prompt
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,19 +41,19 @@ class LLM:
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """Every id that ends a text; the first one stands for all in an HMM distilled from the model."""
+        """Return all ids that end a text. The first one represents them in an HMM distilled from the model."""
         configured = [self.tokenizer.eos_token_id]
         for config in (self.model.generation_config, self.model.config):
             found = getattr(config, "eos_token_id", None)
             configured += list(found) if isinstance(found, list | tuple) else [found]
         ids = tuple(dict.fromkeys(int(i) for i in configured if i is not None))
         if not ids:
-            raise ConfigError(f"{self.name} names no end-of-text token; set eos_token_id in its generation_config.json")
+            raise ConfigError(f"{self.name} has no end-of-text token; set eos_token_id in its generation_config.json")
         return ids
 
     @cached_property
     def vocabulary(self) -> TokenVocabulary:
-        """The ids of the tokenizer, as the vocabulary of an HMM."""
+        """Return the ids of the tokenizer, as the vocabulary of an HMM."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ConfigError(f"the tokenizer of {self.name} has no tokenizer.json; use a model with a fast tokenizer")
@@ -61,20 +61,20 @@ class LLM:
 
     @property
     def width(self) -> int:
-        """How many logits it gives; some models have more than their tokenizer has ids."""
+        """Return the number of logits. Some models have more than their tokenizer has ids."""
         return int(self.model.config.get_text_config().vocab_size)
 
     def prompt_ids(self, prompt: str, template: str | None = None) -> list[int]:
-        """The ids before an answer.
+        """Return the ids that precede an answer.
 
         Args:
-            prompt: What the user says.
-            template: A text in which `{prompt}` stands for it; by default the model's chat template, and the prompt
-                itself where the model has none.
+            prompt: The user's message.
+            template: A text in which `{prompt}` is replaced by the prompt; by default the model's chat template, or the
+                prompt itself if the model has none.
         """
         if template is not None:
             if PLACEHOLDER not in template:
-                raise ConfigError(f"the template {template!r} has no {PLACEHOLDER}, where the prompt goes")
+                raise ConfigError(f"the template {template!r} has no {PLACEHOLDER}, which is replaced by the prompt")
             return list(self.tokenizer.encode(template.replace(PLACEHOLDER, prompt), add_special_tokens=False))
         if not getattr(self.tokenizer, "chat_template", None):
             return list(self.tokenizer.encode(prompt)) or [self.end_ids[0]]
@@ -84,9 +84,9 @@ class LLM:
 
 
 class CachedReader:
-    """A language model that reads a batch of sequences token by token, with its cache if it has one.
+    """Reads a batch of sequences token by token, with the language model's cache if it has one.
 
-    Equal sequences are read once and copied afterwards. Shorter ones are padded on the left.
+    Equal sequences are read once and then copied. Shorter ones are padded on the left.
     """
 
     def __init__(self, llm: LLM, rows: Sequence[Sequence[int]]) -> None:
@@ -101,7 +101,7 @@ class CachedReader:
         self._copies: np.ndarray | None = np.array([number[tuple(row)] for row in rows])
 
     def logits(self) -> Tensor:
-        """(n, V') of the next token."""
+        """Return the logits of the next token, (n, V')."""
         options = {
             "position_ids": (self._mask.cumsum(1) - 1).clamp(min=0)[:, -self._new.shape[1] :],
             "logits_to_keep": 1,
@@ -123,14 +123,14 @@ class CachedReader:
         return logits
 
     def read(self, tokens: Tensor) -> None:
-        """One more token per sequence."""
+        """Append one token to each sequence."""
         new = tokens[:, None].to(self._device)
         self._ids = torch.cat([self._ids, new], dim=1)
         self._mask = torch.cat([self._mask, torch.ones_like(new)], dim=1)
         self._new = new if self._cache is not None else self._ids
 
     def select(self, rows: np.ndarray) -> None:
-        """Go on with the sequences of these rows; a row may come twice, or not at all."""
+        """Continue with the given rows. A row may occur several times or not at all."""
         index = torch.from_numpy(rows).to(self._device)
         self._ids, self._mask = self._ids[index], self._mask[index]
         if self._cache is not None:
@@ -138,7 +138,7 @@ class CachedReader:
 
 
 def left_padded(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor]:
-    """(n, longest) ids and attention mask of sequences that end together."""
+    """Return ids and attention mask, (n, longest), of sequences aligned at their ends."""
     longest = max(map(len, rows))
     ids = [[filler] * (longest - len(row)) + list(row) for row in rows]
     mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
@@ -146,9 +146,9 @@ def left_padded(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Ten
 
 
 def draw_ids(logits: Tensor, uniforms: Tensor, temperature: float = 1.0) -> Tensor:
-    """(n,) ids from softmax(logits / temperature), each by two uniforms (n, 2): a run of ids, then an id of that run.
+    """Draw ids from softmax(logits / temperature), (n,), with two uniforms each (n, 2): one for a run of ids, one within it.
 
-    Many times faster than `torch.multinomial`, which takes an exponential variable for every id.
+    Many times faster than `torch.multinomial`, which draws an exponential variable for every id.
     """
     parts = zip(logits.split(_ROWS), uniforms.split(_ROWS), strict=True)
     return torch.cat([_drawn(*part, temperature) for part in parts])
@@ -163,7 +163,7 @@ def _drawn(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
 
 
 def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """The first index of each row whose cumulative weight exceeds that share of the whole: never one of weight zero."""
+    """Return the first index of each row whose cumulative weight exceeds that share of the sum. Its weight is never zero."""
     cumulative = weights.double().cumsum(dim=1)
     return torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
 
@@ -172,8 +172,11 @@ def open_llm(name: str | Path, precision: Precision = "auto") -> LLM:
     """Load a language model and its tokenizer.
 
     Args:
-        name: A folder made by `save_pretrained`, a `.gguf` file, or a name on the Hugging Face hub.
-        precision: Of the weights; "auto" takes bfloat16 where the processor computes with it, else float32.
+        name: A folder written by `save_pretrained`, a `.gguf` file, or a name on the Hugging Face hub.
+        precision: Number format of the weights; "auto" means bfloat16 on processors with instructions for it, else float32.
+
+    Returns:
+        The model with its tokenizer.
 
     Raises:
         ConfigError: The extra `llm` is not installed.
@@ -202,7 +205,7 @@ def open_llm(name: str | Path, precision: Precision = "auto") -> LLM:
         with _quiet():
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
             model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=dtype_of(precision), **options)
-    except Exception as error:  # the library raises whatever its parts raise
+    except Exception as error:  # transformers raises many kinds of errors
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"transformers cannot load {name}: {reason}") from None
     return LLM(name, model.eval(), tokenizer)
@@ -210,7 +213,7 @@ def open_llm(name: str | Path, precision: Precision = "auto") -> LLM:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the library while it loads: progress is the caller's to show."""
+    """Silence `transformers` while it loads."""
     from transformers.utils import logging
 
     level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -225,16 +228,16 @@ def _quiet() -> Iterator[None]:
 
 
 def dtype_of(precision: Precision) -> torch.dtype:
-    """The type of a model's weights."""
+    """Return the dtype of the weights for a precision."""
     if precision == "auto":
         return torch.bfloat16 if has_bfloat16() else torch.float32
     if precision not in ("float32", "bfloat16"):
-        raise ConfigError(f"precision {precision!r} is not known; take auto, float32 or bfloat16")
+        raise ConfigError(f"unknown precision {precision!r}, expected auto, float32 or bfloat16")
     return torch.float32 if precision == "float32" else torch.bfloat16
 
 
 def has_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 numbers itself."""
+    """Return whether the processor has instructions for bfloat16 products."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported()
     if platform.system() != "Linux" or not os.path.exists("/proc/cpuinfo"):

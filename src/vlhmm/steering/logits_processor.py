@@ -1,4 +1,4 @@
-"""Steering inside `transformers`' own `generate`: a logits processor.
+"""A logits processor that steers `transformers`' own `generate`.
 
     scores(v) + weight * [log p(C | x_<t, v) - log p(C | x_<t)]
 
@@ -15,18 +15,18 @@ from vlhmm.steering.guide import Guide, GuideState
 
 
 class HMMLogitsProcessor:
-    """Lead `transformers.generate` to texts that meet a constraint within the token budget.
+    """Steer `transformers.generate` so that every text satisfies a constraint within the token budget.
 
-    Works with sampling, greedy and beam search, and batches of left-padded prompts. Sequences may be reordered between
-    calls: each is recognized by its tokens. The processor can be used for one call of `generate` after another.
+    Supports sampling, greedy and beam search, and batches of left-padded prompts. Sequences may be reordered between
+    calls: each is recognized by its tokens. One processor can serve several calls of `generate` in turn.
 
     Args:
-        guide: The constraint, the HMM and the budget; see `vlhmm.steering.guide_for`. Pass its `max_new_tokens` to
-            `generate` too: a smaller number there cuts texts off before they end.
-        weight: Power of the HMM's probability ratio. 1 is exact conditioning if the HMM equals the language model;
-            0 leaves out what cannot end in time and changes nothing else.
-        read_prompt: Whether the HMM reads the prompt before the text. Only for HMMs of whole texts, not of answers.
-        pad_token_id: Leading tokens that are no part of a prompt; needed with read_prompt and padded batches.
+        guide: The constraint, the HMM and the budget, see `vlhmm.steering.guide_for`. Pass its `max_new_tokens` to
+            `generate` as well: with a smaller number texts are cut off before they end.
+        weight: Exponent of the HMM's probability ratio. 1 is exact conditioning if the HMM equals the language model; 0
+            only masks tokens after which the constraint cannot be met in time.
+        read_prompt: Whether the HMM reads the prompt before the text. Only for HMMs trained on whole texts, not answers.
+        pad_token_id: The id of padding before a prompt; needed with read_prompt and padded batches.
 
     Example:
         processor = HMMLogitsProcessor(guide)
@@ -42,12 +42,12 @@ class HMMLogitsProcessor:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the sequences so far: the next call begins new texts. `generate` needs no reset."""
+        """Forget the sequences so far, so that the next call begins new texts. `generate` does not need it."""
         self._state: GuideState | None = None
         self._row_of: dict[bytes, int] = {}
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the steered scores (n, V'); tokens that the HMM or its tokenizer does not have get -inf."""
+        """Return the steered scores, (n, V'). Tokens beyond the vocabulary of the HMM or its tokenizer get -inf."""
         ids = np.ascontiguousarray(input_ids.detach().cpu().numpy().astype(np.int64))
         state = self._continued(ids)
         if state is None:
@@ -58,7 +58,7 @@ class HMMLogitsProcessor:
         return steered_scores(self.guide, state, scores, ratios, self.weight)
 
     def _continued(self, ids: np.ndarray) -> GuideState | None:
-        """The state of these sequences if each continues one of the last call by one token."""
+        """Return the state of the sequences if each extends one of the last call by one token, else None."""
         if self._state is None or self._state.remaining < 1:
             return None
         parents = [self._row_of.get(row[:-1].tobytes(), -1) for row in ids]
@@ -77,8 +77,8 @@ class HMMLogitsProcessor:
 
 
 def steered_scores(guide: Guide, state: GuideState, scores: Tensor, ratios: Tensor, weight: float) -> Tensor:
-    """Add the weighted log-ratios to the scores (n, V') of open sequences; others keep theirs."""
-    if weight != 1:  # 0 * -inf is no number
+    """Add the weighted log-ratios to the scores (n, V') of open sequences. The scores of others do not change."""
+    if weight != 1:  # 0 * -inf is NaN
         ratios = torch.where(ratios == -torch.inf, ratios, weight * ratios)
     ratios = ratios.to(device=scores.device, dtype=scores.dtype)
     vocab = guide.hmm.vocab_size

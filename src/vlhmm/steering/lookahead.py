@@ -1,4 +1,4 @@
-"""Lookahead tables: how probable it is that the constraint is met within the tokens that are left.
+"""Compute lookahead tables: the probability that the constraint is met within the remaining tokens.
 
     beta_l(q, z) = p(the automaton ends within l more tokens | automaton state q, hidden state z)
     beta_l(q, z) = sum_z' A(z, z') gamma_l(q, z'),    gamma_l(q, z') = sum_v p(v | z') beta_{l-1}(delta(q, v), z')
@@ -6,10 +6,10 @@
 Input:  a `SteeringHMM` and a `TokenAutomaton`.
 Output: `LookaheadTable`, with one row per level l and automaton state q, scaled by its largest entry.
 
-The product with A is the costly part, and most automaton states lead to the same states by nearly all tokens. The
-product is therefore made block by block of A, once for all automaton states that agree on the tokens of that block.
-The blocks' parts are then added up along a binary tree: at each node, once for all states that agree on its blocks.
-Sums of positive numbers only: nothing cancels. Rows carry a logarithmic scale each, so nothing underflows either.
+Cost: at most 2 Q S^2 per level, for the product with A. Most automaton states lead to the same states by nearly all
+tokens, so the product is computed block by block of A, once for all automaton states that agree on the tokens of that
+block. The parts are then added along a binary tree; at each node, once for all states that agree on its blocks. All
+terms are positive, so nothing cancels. Each row has a logarithmic scale, so nothing underflows.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ Progress = Callable[[int, int], None]
 def lookahead_table(
     hmm: SteeringHMM, automaton: TokenAutomaton, max_new_tokens: int, progress: Progress | None = None
 ) -> "LookaheadTable":
-    """The table of a constraint, from the model's cache if one of at least that length has been made before."""
+    """Return the table of a constraint, from the model's cache if it holds one of at least that length."""
     key = automaton.content_hash
     table = hmm.tables.pop(key, None)
     if table is None or table.max_new_tokens < max_new_tokens:
@@ -45,24 +45,24 @@ def lookahead_table(
 
 @dataclass(frozen=True)
 class _Stage:
-    """Rows of a level of the tree: each is the sum of two rows of the level below (-1: of one only)."""
+    """The rows of one level of the tree. Each is the sum of two rows of the level below, or one of them (right = -1)."""
 
     left: np.ndarray
     right: np.ndarray
 
 
 class LookaheadTable:
-    """beta_l(q, z) for l < max_new_tokens: `values[l]` (rows, S), the largest entry of a row 1, and `log_scale[l]` (Q,).
+    """beta_l(q, z) for l < max_new_tokens, as `values[l]` (rows, S) and `log_scale[l]` (Q,). A row's largest entry is 1.
 
-    `row_of[l]` (Q,) is the row of an automaton state, -1 where it is not kept: states that tokens cannot reach from the
-    initial state in max_new_tokens - l, or that cannot end in l more tokens (their log_scale is -inf).
+    `row_of[l]` (Q,) is the row of an automaton state. It is -1 for states that need no row: those that tokens cannot
+    reach from the initial state within max_new_tokens - l, or that cannot end within l more tokens (log_scale is -inf).
     """
 
     def __init__(self, hmm: SteeringHMM, automaton: TokenAutomaton, max_new_tokens: int) -> None:
         if len(automaton.class_of_token) < hmm.vocab_size:
             raise QueryError(
                 f"the tokenizer has {len(automaton.class_of_token):,} tokens, the HMM {hmm.vocab_size:,}; "
-                "they belong to different models"
+                "distill the HMM from this language model"
             )
         self.hmm, self.automaton, self.max_new_tokens = hmm, automaton, max_new_tokens
         self.values: list[Tensor] = []
@@ -70,18 +70,18 @@ class LookaheadTable:
         self.row_of: list[np.ndarray] = []
 
     def needed(self, level: int) -> np.ndarray:
-        """(Q,) bool: states that can be reached in time and can still end within `level` tokens."""
+        """Return which states can be reached in time and can still end within `level` tokens, (Q,) bool."""
         reached = self.automaton.reached <= self.max_new_tokens - level
         return reached & (self.automaton.distance <= level)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole table."""
+        """Return the size of the whole table in bytes."""
         rows = sum(int(self.needed(level).sum()) for level in range(self.max_new_tokens))
         return rows * self.hmm.num_states * self.hmm.emission.element_size()
 
     def check_memory(self) -> None:
-        """Refuse a table larger than the model's memory budget."""
+        """Raise a QueryError if the table exceeds the model's memory budget."""
         if self.nbytes > self.hmm.memory:
             raise QueryError(
                 f"the lookahead table of {self.automaton.num_states:,} automaton states and {self.max_new_tokens} tokens "
@@ -90,7 +90,7 @@ class LookaheadTable:
             )
 
     def fill(self, progress: Progress | None = None) -> None:
-        """Compute every level: per level and block one product for each set of states that agree on its tokens."""
+        """Compute every level: for each block, one product per set of states that agree on its tokens."""
         self._pairs()
         self._tree()
         final = self.automaton.final
@@ -109,7 +109,7 @@ class LookaheadTable:
     # ---- what does not depend on the level
 
     def _pairs(self) -> None:
-        """Pairs (block, class of tokens) and their emissions, summed over the tokens."""
+        """Find the pairs (block, class of tokens) and sum their emissions over the tokens."""
         hmm, automaton = self.hmm, self.automaton
         classes = torch.from_numpy(automaton.class_of_token[: hmm.vocab_size]).long()
         code = hmm.block_of_token * automaton.num_classes + classes
@@ -120,7 +120,7 @@ class LookaheadTable:
         self._pair_emission = total.index_add_(0, pair_of_token, hmm.emission.double()).to(hmm.dtype).numpy()
 
     def _tree(self) -> None:
-        """Leaves: for each block, the distinct tuples of targets. Above: distinct pairs, until one column is left."""
+        """Build the tree. Leaves are the distinct tuples of targets of each block; inner rows are distinct pairs of rows."""
         delta = self.automaton.delta
         columns, first_leaf, pair_first, pair, target, leaf_block = [], [0], [0], [], [], []
         for block in range(self.hmm.num_blocks):
@@ -138,7 +138,7 @@ class LookaheadTable:
         self._leaf_pair, self._leaf_target = np.concatenate(pair), np.concatenate(target).astype(np.int64)
         self._leaf_block = np.concatenate(leaf_block)
         self._stages: list[_Stage] = []
-        # blocks that split the states alike are added up first: their sums need no more rows than they do
+        # blocks that partition the states alike are added first: their sums need no more rows
         columns.sort(key=lambda column: (len(np.unique(column)), (column - column.min()).tobytes()))
         while len(columns) > 1:
             merged, left, right, count = [], [], [], 0
@@ -170,7 +170,7 @@ class LookaheadTable:
         for stage in self._stages:
             of_left, of_right = scales[-1][stage.left], np.append(scales[-1], -np.inf)[stage.right]
             scales.append(np.maximum(of_left, of_right))
-        # what is needed, from the root down
+        # which rows are needed, from the root down
         wanted = np.zeros(len(scales[-1]), dtype=bool)
         wanted[self._root[needed]] = True
         active = [wanted & np.isfinite(scales[-1])]
@@ -180,7 +180,7 @@ class LookaheadTable:
             below[stage.right[active[0]]] = True
             active.insert(0, below[:-1] & np.isfinite(scale))
         leaves = np.flatnonzero(active[0])
-        with np.errstate(invalid="ignore"):  # -inf - -inf: the kernel leaves out what is not above zero
+        with np.errstate(invalid="ignore"):  # -inf - -inf: the kernel skips factors that are not above zero
             factor = np.exp(scale_before[self._leaf_target] - np.repeat(leaf_scale, np.diff(self._leaf_pair_first)))
         gamma = np.zeros((len(leaves), hmm.states_per_block), dtype=self._pair_emission.dtype)
         parallel(
@@ -230,7 +230,7 @@ class LookaheadTable:
 
 
 def _largest(values: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """The largest of each run values[first[i] : first[i + 1]], -inf of an empty one."""
+    """Return the largest of each run values[first[i] : first[i + 1]], -inf for an empty run."""
     result = np.full(len(first) - 1, -np.inf)
     filled = np.flatnonzero(np.diff(first))
     if len(filled):
@@ -243,7 +243,7 @@ def _joined(parts: list[np.ndarray], dtype: np.dtype | type) -> np.ndarray:
 
 
 def _bounds(count: int, width: int) -> np.ndarray:
-    """A few runs for each thread, in multiples of `width`."""
+    """Divide `count` items into a few runs per thread, in multiples of `width`."""
     runs = max(1, min(4 * torch.get_num_threads(), -(-count // width)))
     bounds = np.linspace(0, count, runs + 1).astype(np.int64)
     bounds[1:-1] = bounds[1:-1] // width * width
@@ -252,7 +252,7 @@ def _bounds(count: int, width: int) -> np.ndarray:
 
 @kernel
 def _gamma(begin, end, leaves, pair_first, pair, target, factor, leaf_block, emission, before, row_of, gamma):  # type: ignore[no-untyped-def]
-    """sum over classes of tokens c of p(c | z') beta_{l-1}(delta(q, c), z'), a row per leaf."""
+    """Compute sum over classes of tokens c of p(c | z') beta_{l-1}(delta(q, c), z'), one row per leaf."""
     size = emission.shape[1]
     for row in range(begin, end):
         leaf = leaves[row]
@@ -268,10 +268,10 @@ def _gamma(begin, end, leaves, pair_first, pair, target, factor, leaf_block, emi
 
 @kernel
 def _product(begin, end, tiles, gamma, block_first, left, right, left_factor, right_factor, first_row, root, first, result):  # type: ignore[no-untyped-def]
-    """result[q, z] = sum over blocks of A[z, block] gamma[leaf of q], for some tiles of 64 source states z, by the tree.
+    """Compute result[q, z] = sum over blocks of A[z, block] gamma[leaf of q], for some tiles of 64 source states z.
 
-    Two leaves at a time: every entry of A that is loaded serves both. The next block's part of A is asked for meanwhile:
-    A is read from memory once per level, which would take as long as the arithmetic.
+    Two leaves at a time, so that each loaded entry of A is used twice. The next block's part of A is prefetched: A is read
+    from memory once per level, which would otherwise take as long as the arithmetic.
     """
     size, dtype = gamma.shape[1], gamma.dtype
     most = 0
@@ -289,7 +289,7 @@ def _product(begin, end, tiles, gamma, block_first, left, right, left_factor, ri
             after = min(block + 1, len(block_first) - 2)
             following = tiles[tile, after * size : (after + 1) * size]
             for leaf in range(low, high, 2):
-                other = min(leaf + 1, high - 1)  # of an odd number the last one is done twice
+                other = min(leaf + 1, high - 1)  # with an odd number, the last one is computed twice
                 done, count = leaf - low, high - low
                 for line in range(done * lines // count, min(done + 2, count) * lines // count):
                     prefetch(following, line // 4, line % 4 * 16)
@@ -328,7 +328,7 @@ def _product(begin, end, tiles, gamma, block_first, left, right, left_factor, ri
                 for z in range(64):
                     above[to, z] = f * below[a, z] + g * below[b, z]
             below, above = above, below
-        some = min(64, result.shape[1] - first - 64 * tile)  # zeros that fill up a part are overwritten by the next one
+        some = min(64, result.shape[1] - first - 64 * tile)  # the padding of a part is overwritten by the next one
         for q in range(len(root)):
             if root[q] >= 0:
                 for z in range(some):

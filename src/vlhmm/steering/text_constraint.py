@@ -1,11 +1,11 @@
-"""Constraints on the text a language model writes, combined by & | ~.
+"""Constraints on the text that a language model generates, combined by &, | and ~.
 
 Input:  words, regular expressions, JSON schemas.
 Output: `TextConstraint`, which compiles to a minimal `ByteAutomaton` of the whole generated text (without the prompt).
 
-A word character is an ASCII letter, digit or underscore, or any character of U+00C0-U+1FFF and U+3040-U+D7FF (letters
-of nearly every script; punctuation, symbols and emoji lie elsewhere). The blocks stand for Unicode's own property,
-which would make every automaton twenty times larger.
+A word character is an ASCII letter, digit or underscore, or any character of U+00C0-U+1FFF and U+3040-U+D7FF. These
+ranges contain the letters of nearly every script; punctuation, symbols and emoji are elsewhere. Unicode's own property
+would make every automaton twenty times larger.
 """
 
 import json
@@ -22,10 +22,10 @@ _SPECIAL = set(r"\.+*?()|[]{}^$#&-~/")
 
 
 class TextConstraint:
-    """A regular set of texts. `&` both, `|` either, `~` not.
+    """A regular set of texts. `a & b` is the intersection, `a | b` the union, `~a` the complement.
 
     Example:
-        >>> constraint = must_include("park", ["dog", "dogs"]) & words(5, 12)
+        >>> constraint = must_contain("park", ["dog", "dogs"]) & length(5, 12)
         >>> constraint.accepts("two dogs ran to the park")
         True
     """
@@ -59,28 +59,28 @@ class TextConstraint:
         return f"TextConstraint({self.description}, {self.automaton.num_states} states)"
 
     def accepts(self, text: str | bytes) -> bool:
-        """Whether the whole text meets the constraint."""
+        """Return whether the whole text satisfies the constraint."""
         return self.automaton.accepts(text)
 
 
 def anything() -> TextConstraint:
-    """Every valid text: only the end within the token budget is required."""
+    """Accept every valid text. Only an end within the token budget is required."""
     return TextConstraint("anything()", byte_automaton.any_text())
 
 
 def regex(pattern: str, max_states: int = MAX_STATES) -> TextConstraint:
-    """The whole text matches the pattern (Rust syntax; `.` does not match a newline unless (?s) is set)."""
+    """Accept texts that match the pattern as a whole (Rust syntax; `.` does not match a newline unless (?s) is set)."""
     return TextConstraint(f"regex({pattern!r})", byte_automaton.from_regex(pattern, ours=False), max_states)
 
 
 def choice(*options: str) -> TextConstraint:
-    """The text is one of the options."""
+    """Accept the given texts only."""
     _check_texts("choice", options)
     return TextConstraint(f"choice{options!r}", byte_automaton.from_regex(_alternatives(options)))
 
 
 def json_schema(schema: str | dict[str, object], max_states: int = MAX_STATES) -> TextConstraint:
-    """The text is a JSON value of that schema (as `outlines-core` turns it into a regular expression)."""
+    """Accept JSON values of the schema, as `outlines-core` converts it to a regular expression."""
     try:
         from outlines_core.json_schema import build_regex_from_schema
     except ImportError:
@@ -93,35 +93,35 @@ def json_schema(schema: str | dict[str, object], max_states: int = MAX_STATES) -
     return TextConstraint("json_schema(...)", byte_automaton.from_regex(pattern, ours=False), max_states)
 
 
-def must_include(*items: str | Sequence[str], any_case: bool = False, max_states: int = MAX_STATES) -> TextConstraint:
-    """The text has every item, or one of the alternatives where an item is a list; at word boundaries.
+def must_contain(*items: str | Sequence[str], any_case: bool = False, max_states: int = MAX_STATES) -> TextConstraint:
+    """Accept texts that contain every item at word boundaries. An item that is a list stands for any one of its members.
 
     The minimal automaton has about 2^items * letters states.
     """
     if not items:
-        raise QueryError("must_include needs at least one word")
+        raise QueryError("must_contain needs at least one word")
     parts = []
     for item in items:
         alternatives = [item] if isinstance(item, str) else list(item)
-        parts.append(TextConstraint(f"must_include({item!r})", _including(alternatives, any_case), max_states))
+        parts.append(TextConstraint(f"must_contain({item!r})", _including(alternatives, any_case), max_states))
     whole = reduce(lambda left, right: left & right, parts)
-    whole.description = f"must_include{items!r}"
+    whole.description = f"must_contain{items!r}"
     return whole
 
 
 def must_not(*items: str, any_case: bool = False, max_states: int = MAX_STATES) -> TextConstraint:
-    """The text has none of the words or phrases, at word boundaries."""
+    """Accept texts that contain none of the words or phrases at word boundaries."""
     if not items:
         raise QueryError("must_not needs at least one word")
     refused = byte_automaton.complement(_including(items, any_case), max_states)
     return TextConstraint(f"must_not{items!r}", refused, max_states)
 
 
-def words(low: int, high: int | None = None) -> TextConstraint:
-    """The text has `low` to `high` words: runs of characters between white space. None: no upper limit."""
+def length(low: int, high: int | None = None) -> TextConstraint:
+    """Accept texts of `low` to `high` words (runs of characters between white space). None means no upper limit."""
     if low < 0 or (high is not None and high < low):
-        raise QueryError(f"words({low}, {high}): expected 0 <= low <= high")
-    byte_automaton.check_count(8 * max(low, high or 0), MAX_STATES)  # with those within characters of several bytes
+        raise QueryError(f"length({low}, {high}): expected 0 <= low <= high")
+    byte_automaton.check_count(8 * max(low, high or 0), MAX_STATES)  # states inside multi-byte characters included
     space, other = f"[{_SPACE}]", f"[^{_SPACE}]"
     more = "" if high is None else str(high - 1)
     if high == 0:
@@ -129,26 +129,26 @@ def words(low: int, high: int | None = None) -> TextConstraint:
     else:
         some = f"{space}*{other}+({space}+{other}+){{{max(low - 1, 0)},{more}}}{space}*"
         pattern = f"({some})|{space}*" if low == 0 else some
-    return TextConstraint(f"words({low}, {high})", byte_automaton.from_regex(pattern))
+    return TextConstraint(f"length({low}, {high})", byte_automaton.from_regex(pattern))
 
 
 def prefix(text: str) -> TextConstraint:
-    """The generated text begins so."""
+    """Accept texts that begin with `text`."""
     return TextConstraint(f"prefix({text!r})", byte_automaton.from_regex(f"(?s){escape(text)}.*"))
 
 
 def suffix(text: str) -> TextConstraint:
-    """The generated text ends so."""
+    """Accept texts that end with `text`."""
     return TextConstraint(f"suffix({text!r})", byte_automaton.from_regex(f"(?s).*{escape(text)}"))
 
 
 def sentence_end() -> TextConstraint:
-    """The text ends with . ! or ?, closing quotes and brackets allowed after it."""
+    """Accept texts that end with . ! or ?, possibly followed by closing quotes or brackets."""
     return TextConstraint("sentence_end()", byte_automaton.from_regex("(?s).*[.!?][\"')\u201d\u2019]*"))
 
 
-_regex, _choice, _json_schema, _must_include, _must_not = regex, choice, json_schema, must_include, must_not
-_words, _prefix, _suffix, _sentence_end = words, prefix, suffix, sentence_end
+_regex, _choice, _json_schema, _must_contain, _must_not = regex, choice, json_schema, must_contain, must_not
+_length, _prefix, _suffix, _sentence_end = length, prefix, suffix, sentence_end
 
 
 def constraint(
@@ -156,32 +156,35 @@ def constraint(
     regex: str | None = None,
     choice: Sequence[str] = (),
     json_schema: str | dict[str, object] | None = None,
-    must_include: Sequence[str | Sequence[str]] = (),
+    must_contain: Sequence[str | Sequence[str]] = (),
     must_not: Sequence[str] = (),
-    words: tuple[int, int | None] | None = None,
+    length: tuple[int, int | None] | None = None,
     prefix: str = "",
     suffix: str = "",
     sentence_end: bool = False,
     any_case: bool = False,
     max_states: int = MAX_STATES,
 ) -> TextConstraint:
-    """All of the named constraints at once; every text if none is named.
+    """Combine the named constraints; all of them must hold. Without any, every text is accepted.
 
     Args:
-        regex: The whole text matches it.
+        regex: A pattern that the whole text matches.
         choice: The text is one of these.
-        json_schema: The text is a JSON value of that schema.
-        must_include: Words or phrases the text has, each at word boundaries; a list stands for any one of its members.
-        must_not: Words or phrases it has not.
-        words: Fewest and most words; None for no upper limit.
-        prefix: How the text begins.
-        suffix: How it ends.
-        sentence_end: Whether it ends with . ! or ?
-        any_case: Whether must_include and must_not ignore case.
-        max_states: Larger automata are refused.
+        json_schema: The text is a JSON value of this schema.
+        must_contain: Words or phrases that the text contains, each at word boundaries. A list means any one of its members.
+        must_not: Words or phrases that the text does not contain.
+        length: The least and the greatest number of words; None for no upper limit.
+        prefix: The beginning of the text.
+        suffix: The end of the text.
+        sentence_end: Whether the text ends with . ! or ?
+        any_case: Whether must_contain and must_not ignore case.
+        max_states: Automata with more states are refused.
+
+    Returns:
+        The combined constraint.
 
     Example:
-        >>> constraint(must_include=["park", ["dog", "dogs"]], words=(5, 12)).accepts("two dogs ran to the park")
+        >>> constraint(must_contain=["park", ["dog", "dogs"]], length=(5, 12)).accepts("two dogs ran to the park")
         True
     """
     parts = []
@@ -191,12 +194,12 @@ def constraint(
         parts.append(_choice(*choice))
     if json_schema is not None:
         parts.append(_json_schema(json_schema, max_states))
-    if must_include:
-        parts.append(_must_include(*must_include, any_case=any_case, max_states=max_states))
+    if must_contain:
+        parts.append(_must_contain(*must_contain, any_case=any_case, max_states=max_states))
     if must_not:
         parts.append(_must_not(*must_not, any_case=any_case, max_states=max_states))
-    if words is not None:
-        parts.append(_words(*words))
+    if length is not None:
+        parts.append(_length(*length))
     if prefix:
         parts.append(_prefix(prefix))
     if suffix:
@@ -207,14 +210,14 @@ def constraint(
 
 
 def escape(text: str) -> str:
-    """The text as a regular expression that matches nothing else."""
+    """Return a regular expression that matches this text and nothing else."""
     return "".join("\\" + letter if letter in _SPECIAL else letter for letter in text)
 
 
 def _check_texts(name: str, texts: Sequence[str]) -> None:
     if not texts or not all(texts):
         raise QueryError(f"{name}: a text is empty, expected words or phrases")
-    byte_automaton.check_count(max(len(text.encode()) for text in texts), MAX_STATES)  # every byte takes a state
+    byte_automaton.check_count(max(len(text.encode()) for text in texts), MAX_STATES)  # one state per byte
 
 
 def _alternatives(texts: Sequence[str]) -> str:
@@ -227,8 +230,8 @@ def _any_case(text: str) -> str:
 
 
 def _including(texts: Sequence[str], any_case: bool) -> ByteAutomaton:
-    """(.*[^word])? text ([^word].*)?; a side whose own character is no word character needs no boundary."""
-    _check_texts("must_include or must_not", texts)
+    """Compile (.*[^word])? text ([^word].*)?; a side whose outer character is not a word character needs no boundary."""
+    _check_texts("must_contain or must_not", texts)
     parts = []
     for text in texts:
         before = f"(.*[^{_WORD}])?" if _is_word(text[0]) else ".*"

@@ -1,8 +1,8 @@
-"""A constraint on text as an automaton over the tokens of a language model.
+"""Compile a constraint on text to an automaton over the tokens of a language model.
 
 Input:  a `ByteAutomaton` and the bytes of every token.
-Output: `TokenAutomaton`: every segmentation of every accepted text, followed by one end token. Tokens that have
-        the same effect in every state are one class.
+Output: `TokenAutomaton`. It accepts every segmentation of every accepted text, followed by one end token. Tokens with
+        the same effect in every state form a class.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from vlhmm.steering.byte_automaton import DEAD, ByteAutomaton, equivalent
 
 
 class Tokenizer(Protocol):
-    """What is read of a Hugging Face tokenizer."""
+    """The attributes of a Hugging Face tokenizer that are used here."""
 
     all_special_ids: list[int]
 
@@ -30,7 +30,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class TokenAutomaton:
-    """A deterministic automaton over tokens. State 0 is initial, `final` is entered by an end token only."""
+    """A deterministic automaton over tokens. State 0 is initial; only an end token leads to `final`."""
 
     delta: np.ndarray  # (Q, C) int32: the state after a token of that class, or -1
     class_of_token: np.ndarray  # (V,) int32
@@ -46,7 +46,7 @@ class TokenAutomaton:
 
     @cached_property
     def content_hash(self) -> str:
-        """Names the automaton by what it is: the key of cached lookahead tables."""
+        """Return a hash of the automaton's content, the key of cached lookahead tables."""
         digest = hashlib.sha256(f"{self.delta.shape} {self.final}".encode())
         for array in (self.delta, self.class_of_token):
             digest.update(np.ascontiguousarray(array).tobytes())
@@ -54,7 +54,7 @@ class TokenAutomaton:
 
     @cached_property
     def distance(self) -> np.ndarray:
-        """(Q,) int64: tokens from each state to `final`, at least, the end token included; a large number if none."""
+        """Return the least number of tokens from each state to `final`, (Q,) int64, the end token included; large if none."""
         never = 1 << 40
         distance = np.full(self.num_states + 1, never, dtype=np.int64)  # the last entry is the state -1
         distance[self.final] = 0
@@ -66,7 +66,7 @@ class TokenAutomaton:
 
     @cached_property
     def reached(self) -> np.ndarray:
-        """(Q,) int64: tokens from the initial state to each state, at least; a large number if none lead there."""
+        """Return the least number of tokens from the initial state to each state, (Q,) int64; large if unreachable."""
         reached = np.full(self.num_states, 1 << 40, dtype=np.int64)
         reached[0] = 0
         frontier, steps = np.array([0]), 0
@@ -79,13 +79,13 @@ class TokenAutomaton:
         return reached
 
     def step(self, state: int, token: int) -> int:
-        """The state after a token, or -1."""
+        """Return the state after a token, or -1."""
         if state == DEAD or not 0 <= token < len(self.class_of_token):
             return DEAD
         return int(self.delta[state, self.class_of_token[token]])
 
     def check_budget(self, max_new_tokens: int) -> None:
-        """Refuse a constraint that no text of so many tokens meets."""
+        """Raise a QueryError if no text of at most `max_new_tokens` tokens satisfies the constraint."""
         needed = int(self.distance[0])
         if needed >= 1 << 40:
             raise QueryError("no text meets the constraint with the tokens of this model; relax it")
@@ -99,7 +99,7 @@ class TokenAutomaton:
 def token_automaton(
     text: ByteAutomaton, token_bytes: Sequence[bytes | None], eos_ids: Sequence[int]
 ) -> TokenAutomaton:
-    """Lift an automaton over bytes to tokens: O(states * bytes of all tokens). None marks tokens that write no text."""
+    """Convert an automaton over bytes to one over tokens. O(states * bytes of all tokens). None marks tokens without text."""
     eos = sorted(set(eos_ids))
     if not eos or min(eos) < 0 or max(eos) >= len(token_bytes):
         raise QueryError(f"end tokens {eos} are not ids of a vocabulary of {len(token_bytes):,} tokens")
@@ -108,9 +108,9 @@ def token_automaton(
     flat = np.frombuffer(b"".join(piece or b"" for piece in pieces), dtype=np.uint8)
     moves = _walk(text.delta.astype(np.int32), flat, np.concatenate([[0], lengths.cumsum()]))  # (V, Q)
     final = text.num_states
-    moves[lengths == 0] = DEAD  # a token that writes nothing would let the text go on without end
+    moves[lengths == 0] = DEAD  # a token without text would allow endless texts
     moves[eos] = np.where(text.accept, final, DEAD)
-    # tokens of one class have equal rows; hashing is much faster than sorting rows of many columns
+    # tokens of one class have equal rows; hashing is much faster than sorting long rows
     number: dict[bytes, int] = {}  # only distinct rows are held twice
     class_of_token = np.array([number.setdefault(row.tobytes(), len(number)) for row in moves], dtype=np.int32)
     _, first = np.unique(class_of_token, return_index=True)
@@ -119,7 +119,7 @@ def token_automaton(
 
 
 def _trimmed(automaton: TokenAutomaton) -> TokenAutomaton:
-    """Only states that tokens reach and that can still end; equal rows (Moore) merged, classes made anew."""
+    """Drop states that tokens cannot reach or that cannot end, merge equal rows (Moore), and recompute the classes."""
     alive = automaton.distance < 1 << 40
     delta = np.where((automaton.delta >= 0) & alive[automaton.delta], automaton.delta, DEAD)
     sink = automaton.num_states
@@ -161,9 +161,9 @@ def _walk(delta: np.ndarray, flat: np.ndarray, offset: np.ndarray) -> np.ndarray
 
 
 def token_bytes(tokenizer: Tokenizer, vocab_size: int | None = None) -> list[bytes | None]:
-    """The bytes that each token id writes; None for special tokens and ids without a token.
+    """Return the bytes that each token id adds to the text; None for special tokens and unused ids.
 
-    Knows byte-level BPE (GPT-2, Llama 3, SmolLM, Qwen) and SentencePiece with byte fallback (Llama 2, Gemma).
+    Supports byte-level BPE (GPT-2, Llama 3, SmolLM, Qwen) and SentencePiece with byte fallback (Llama 2, Gemma).
     """
     vocab = tokenizer.get_vocab()
     size = max(max(vocab.values()) + 1, vocab_size or 0)
@@ -176,7 +176,7 @@ def token_bytes(tokenizer: Tokenizer, vocab_size: int | None = None) -> list[byt
     byte_level = all(letter in byte_of_letter for text in ordinary.values() for letter in text)
     if not byte_level and not any("\u2581" in text for text in ordinary.values()):
         raise ConfigError(
-            "the tokenizer is neither byte-level BPE nor SentencePiece; its tokens cannot be told as bytes of text"
+            "the tokenizer is neither byte-level BPE nor SentencePiece; the bytes of its tokens are unknown"
         )
     result: list[bytes | None] = [None] * size
     for token, text in plain.items():
@@ -194,17 +194,17 @@ def token_bytes(tokenizer: Tokenizer, vocab_size: int | None = None) -> list[byt
 
 
 def _check_bytes(tokenizer: Tokenizer, pieces: list[bytes | None]) -> None:
-    """The tokens of a known text must write that text."""
+    """Raise a ConfigError unless the tokens of a known text spell that text."""
     text = "It cost 3 euros, didn't it?"
     written = b"".join(pieces[token] or b"" for token in tokenizer.encode(text, add_special_tokens=False))
     if written.strip() != text.encode():
         raise ConfigError(
-            f"the tokenizer changes the text it reads ({text!r} became {written!r}); steering needs one that keeps it"
+            f"the tokenizer changes the text it reads ({text!r} became {written!r}); steering needs one that preserves it"
         )
 
 
 def _byte_letters() -> dict[str, int]:
-    """The letter that stands for each byte in byte-level BPE: itself if printable, else one from U+0100 on."""
+    """Return the byte of each letter of byte-level BPE: printable bytes stand for themselves, others for U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

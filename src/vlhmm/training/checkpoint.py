@@ -47,7 +47,7 @@ def save_checkpoint(folder: RunFolder, at: Progress, m_step: MStep) -> None:
 
 
 def restore_checkpoint(folder: RunFolder, m_step: MStep, total_steps: int) -> Progress | None:
-    """Go back to the last checkpoint; None if there is none, and the folder forgets what an earlier run left."""
+    """Restore the last checkpoint. Without one, return None and remove what an earlier run left in the folder."""
     loaded = folder.load_checkpoint()
     if loaded is None:
         folder.truncate_journal(0)

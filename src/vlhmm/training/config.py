@@ -115,7 +115,7 @@ class TrainingConfig:
 
     @property
     def evaluation_context(self) -> Literal["reset", "carry"]:
-        """The context rule of the trained model; "paper" is a rule of training, evaluated by "carry" as in the paper."""
+        """The context rule of the trained model. "paper" is a rule for training only; evaluation then uses "carry", as in the paper."""
         return "carry" if self.context == "paper" else self.context
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Choose settings by the size of a text: what `vlhmm train` does with what nobody has set.
+"""Choose default settings by the size of the text.
 
-The number of states follows from the number of training tokens, and everything else from both. Each choice comes with
-its reason, which `train` prints. The measurements behind them are in docs/defaults.md and paper/log/.
+The number of states follows from the number of training tokens, and all other settings from both. Each choice has a
+reason, which `train` prints. The measurements behind them are in docs/defaults.md and paper/log/.
 """
 
 import math
@@ -43,7 +43,7 @@ class Choice:
 
 
 def power_of_two(value: float, least: int, most: int) -> int:
-    """The power of two nearest to `value` on a log scale, within bounds."""
+    """Return the power of two nearest to `value` on a log scale, within bounds."""
     return min(most, max(least, 2 ** round(math.log2(max(1.0, value)))))
 
 
@@ -95,18 +95,18 @@ def choose(num_tokens: int, vocab_size: int, given: Mapping[str, Any], in_parts:
 
 
 def blocks_for(states: int, vocab_size: int) -> int:
-    """The number of blocks for so many states and words: a divisor of the states, at most two thirds of the words."""
+    """Return the number of blocks for so many states and words: a divisor of the states, at most two thirds of the words."""
     most = max(1, min(MOST_BLOCKS, states // STATES_PER_BLOCK, vocab_size * 2 // 3))
     return next(blocks for blocks in range(most, 0, -1) if states % blocks == 0)
 
 
 def embedding_dropout(tokens_per_state: float) -> float:
-    """More where there are fewer tokens per state: 0.35 at 28 tokens, 0.1 less with each doubling, to the nearest 0.05."""
+    """Return the rate: 0.35 at 28 tokens per state, 0.1 less for each doubling, rounded to a multiple of 0.05."""
     return round(20 * min(0.35, max(0.0, 0.35 - 0.1 * math.log2(max(1.0, tokens_per_state) / 28)))) / 20
 
 
 def state_dropout(tokens_per_state: float, states: int) -> tuple[float, str]:
-    """0.25 where the tokens of a state are enough to fit it well, else 0.5, and the reason.
+    """Return the rate and its reason: 0.25 if the states have enough tokens to be fitted well, else 0.5.
 
     A step costs the square of the states that are kept, so that large models are left at 0.5.
     """
@@ -133,7 +133,7 @@ def choose_iterations(num_tokens: int, given: Mapping[str, Any], value: Any, in_
 
 
 def warnings_for(num_tokens: int, num_states: int) -> Collection[str]:
-    """What is likely to go wrong with so many states on such a text; nothing where nothing is."""
+    """Return warnings about the number of states for such a text."""
     if num_states * LEAST_TOKENS_PER_STATE <= num_tokens:
         return []
     return [
@@ -151,7 +151,7 @@ class Configured(NamedTuple):
 
 
 def configure(named: Sequence[str], num_tokens: int, vocab_size: int, in_parts: bool = False) -> Configured:
-    """The default preset with the `named` settings (a.b=c), and the rest chosen for a text of so many tokens."""
+    """Return the default preset with the `named` settings (a.b=c), and the others chosen for a text of so many tokens."""
     base = to_dict(preset("default"))
     given: dict[str, Any] = {}
     known = dotted_names(preset("default"))
@@ -177,13 +177,13 @@ def assign_checked(values: dict[str, Any], assignment: str, known: list[str]) ->
 
 
 def stored_settings(out: str | Path | None, named: Sequence[str]) -> RunConfig | None:
-    """The configuration of the run in folder `out` with the `named` settings; None where there is no run."""
+    """Return the configuration of the run in folder `out` with the `named` settings; None if there is no run."""
     if out is None or not Path(out).is_dir() or not RunFolder(out).exists():
         return None
     return override(RunFolder(out).config()[0], list(named))
 
 
 def configure_for(named: Sequence[str], corpus: Corpus) -> Configured:
-    """The default preset with the `named` settings, and the rest chosen for a corpus."""
+    """Return the default preset with the `named` settings, and the others chosen for a corpus."""
     in_parts = isinstance(corpus.train, PreparedText)
     return configure(named, corpus.train.num_tokens, len(corpus.vocabulary), in_parts)

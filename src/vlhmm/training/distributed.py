@@ -54,7 +54,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes and prints."""
+        """Return whether this process writes and prints."""
         return self.rank == 0
 
     # ---- what each rank reads
@@ -224,7 +224,7 @@ class Ranks:
         raise SystemExit(TrainingError.exit_code) from None  # one rank says it
 
     def _noticed_first(self, otherwise: int) -> bool:
-        """Whether no other rank has noticed the loss before; where nobody can tell, whether this is rank `otherwise`.
+        """Return whether no other rank has noticed the loss before. Without an answer, whether this is rank `otherwise`.
 
         Every rank counts itself after it has looked who has ended, and before it ends. So the first one has not seen any that
         ended because of the loss, however the system orders them.

@@ -28,7 +28,7 @@ def dry_run(
     teacher: Teacher | None = None,
     seconds: float = 10.0,
 ) -> dict[str, Any]:
-    """Parameters, peak memory and seconds per epoch, from two steps or `seconds` of training."""
+    """Estimate parameters, peak memory and seconds per epoch, from two steps or `seconds` of training."""
     hook = distillation_for(corpus, config, teacher)
     if config.distillation.text:
         corpus = corpus._replace(extra=corpus.train)  # what a teacher writes costs as much to read

@@ -47,7 +47,7 @@ def make_blocks(
 
 
 def partition(config: ModelConfig, block_of_word: np.ndarray, word_counts: np.ndarray) -> Blocks:
-    """Equal shares of the states for every block, or more where there are more tokens."""
+    """Divide the states equally among blocks, or give more to blocks with more tokens."""
     equal = config.num_states // config.num_blocks
     if config.allocation == "equal":
         return Blocks.partition_of(block_of_word, config.num_blocks, equal)

@@ -32,7 +32,7 @@ def sample_mask(hmm: HMM, blocks: Blocks, settings: TrainingConfig, step: int) -
 
 
 def expand_carry(carry: FilterState | None, mask: DropoutMask, states_per_block: int) -> FilterState | None:
-    """Spread a carried posterior over all slots of its block; dropped slots have probability zero."""
+    """Expand a carried posterior to all slots of its block. Dropped slots have probability zero."""
     if carry is None or mask.slots is None:
         return carry
     alpha = carry.alpha.new_zeros(len(carry.block), states_per_block)
@@ -40,7 +40,7 @@ def expand_carry(carry: FilterState | None, mask: DropoutMask, states_per_block:
 
 
 def reduce_carry(carry: FilterState | None, mask: DropoutMask) -> FilterState | None:
-    """Condition a carried posterior on the states kept now; uniform where none of its states was kept.
+    """Condition a carried posterior on the states kept now. It is uniform if none of its states was kept.
 
     Masks differ from step to step, so a segment of a stream begins in states its predecessor may not have had.
     """

@@ -66,7 +66,7 @@ def check_same_run(folder: RunFolder, corpus: Corpus, config: RunConfig, hook: T
             "training cannot be resumed; choose another --out"
         )
     check_same_settings(folder, stored, config)
-    if folder.vocabulary().words != corpus.vocabulary.words:
+    if folder.vocabulary(about).words != corpus.vocabulary.words:
         raise ConfigError(f"{folder.path} was started with another vocabulary; choose another --out")
     if about.get("digest") not in (None, digest(corpus)):  # older runs have none
         raise ConfigError(f"{folder.path} was started with another training or validation text; choose another --out")

@@ -75,7 +75,7 @@ def _shuffled_streams(text: Text, config: TrainingConfig, eos: int, epoch: int) 
 
 
 def grouped(batches: list[Batch], config: TrainingConfig) -> list[list[Batch]]:
-    """Consecutive batches that make one step. How many steps depends on the text alone, not on the batches' order."""
+    """Return consecutive batches grouped into steps. The number of steps depends on the text, not on the order of batches."""
     many = 1
     if config.method == "em":
         tokens = sum(int(batch.lengths.sum()) for batch in batches)

@@ -1,6 +1,7 @@
-"""Whole configurations by name. A preset is a function; an ablation is a change to one.
+"""Complete configurations by name. An ablation is a preset with single settings changed (`--set`).
 
-The first line of a preset's docstring is what `vlhmm train --help` says of it.
+The first line of a preset's docstring is its description in `vlhmm train --help`. The presets named after a corpus are
+here because every record in `results/` names the `vlhmm train --preset ...` command that repeats it.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from vlhmm.training.config import RunConfig, TrainingConfig
 
 
 def em(num_states: int, num_blocks: int, epochs: float, network: Network = "residual", **training: object) -> RunConfig:
-    """Our model: block-factored transitions, trained by generalized EM under state dropout."""
+    """Return our model: block-factored transitions, trained by generalized EM under state dropout."""
     model = ModelConfig(
         num_states=num_states,
         num_blocks=num_blocks,
@@ -40,18 +41,18 @@ def em(num_states: int, num_blocks: int, epochs: float, network: Network = "resi
 
 
 def default() -> RunConfig:
-    """states, blocks, dropout and iterations by the size of the text; generalized EM; minutes for a million tokens"""
+    """states, blocks, dropout and iterations chosen by the size of the text; minutes for a million tokens"""
     return em(2**13, 256, 200)
 
 
 def tiny() -> RunConfig:
-    """64 states; seconds; for tests and first tries"""
+    """64 states; takes seconds; for tests and first trials"""
     config = em(64, 8, 12, checks_per_epoch=0.5, batch_tokens=2048, m_step_updates=2)
     return replace(config, model=replace(config.model, hidden_size=32, tile_width=16))
 
 
 def demo() -> RunConfig:
-    """2^14 states in 256 blocks of uneven size; what `vlhmm demo` trains"""
+    """2^14 states in 256 blocks of uneven size, the model of `vlhmm demo`"""
     # half of the text and of the transitions' rows per step: more steps, with new dropout masks, in the same time
     half = em(2**14, 256, 55, em_tokens=925_000, m_step_row_parts=2, checks_per_epoch=0.2, calibrate=False, batch_tokens=1 << 18)
     return replace(half, model=replace(half.model, embedding="independent", allocation="tokens"))
@@ -71,71 +72,39 @@ DISTILL_ITERATIONS = 270  # E-steps of `vlhmm distill`, however long the text
 
 
 def distill() -> RunConfig:
-    """2^14 states in 256 blocks over a language model's samples, which E-steps read share by share"""
+    """2^14 states in 256 blocks, for the samples of a language model (`vlhmm distill`)"""
     config = em(2**14, 256, 45, em_tokens=250_000, embedding_dropout=0.15, checks_per_epoch=0.25)
     # equal blocks: a lookahead table pays for the padding of uneven ones
     return replace(config, model=replace(config.model, embedding="independent"))
 
 
 def paper_ptb() -> RunConfig:
-    """the paper's model on Penn Treebank: 2^15 states, one softmax over all, 16 x 32 streams"""
+    """the paper's model on Penn Treebank: 2^15 states, one softmax over all of them, 16 streams of 32 tokens"""
     return RunConfig(model=ModelConfig(), training=TrainingConfig())
 
 
 def paper_wikitext_2() -> RunConfig:
-    """the paper's model on WikiText-2: as paper-ptb with rate 1e-3"""
+    """the paper's model on WikiText-2: paper-ptb with learning rate 1e-3"""
     config = paper_ptb()
     return replace(config, training=replace(config.training, rate=1e-3))
 
 
-def paper_ablation(**model: object) -> RunConfig:
-    """The paper's 2^14-state model with something changed."""
-    config = paper_ptb()
-    return replace(config, model=replace(config.model, **({"num_states": 2**14} | model)))  # type: ignore[arg-type]
-
-
-def paper_ptb_14() -> RunConfig:
-    """the paper's 2^14-state model, which its ablations change"""
-    return paper_ablation()
-
-
-def paper_ptb_scalar() -> RunConfig:
-    """ablation: one free number a transition and emission instead of the networks"""
-    return paper_ablation(parameterization="scalar")
-
-
-def paper_ptb_no_dropout() -> RunConfig:
-    """ablation: all states in every step"""
-    config = paper_ablation()
-    return replace(config, training=replace(config.training, state_dropout=0.0))
-
-
-def paper_ptb_factored() -> RunConfig:
-    """ablation: state embeddings of a block half and a state half"""
-    return paper_ablation(embedding="factored")
-
-
-def paper_ptb_uniform() -> RunConfig:
-    """ablation: every word a random subset of 128 states instead of Brown blocks"""
-    return paper_ablation(constraint="uniform", states_per_word=128)
-
-
 def paper_ptb_none() -> RunConfig:
-    """ablation: 2^10 states that emit every word"""
-    return paper_ablation(constraint="none", num_blocks=1, num_states=2**10)
+    """the paper's model with 2^10 states that emit every word"""
+    model = replace(paper_ptb().model, constraint="none", num_blocks=1, num_states=2**10)
+    return replace(paper_ptb(), model=model)
 
 
 PRESETS: dict[str, Callable[[], RunConfig]] = {
     make.__name__.replace("_", "-"): make
     for make in (
-        default, tiny, demo, distill, em_ptb, em_wikitext_2, paper_ptb, paper_wikitext_2, paper_ptb_14, paper_ptb_scalar,
-        paper_ptb_no_dropout, paper_ptb_factored, paper_ptb_uniform, paper_ptb_none,
+        default, tiny, demo, distill, em_ptb, em_wikitext_2, paper_ptb, paper_wikitext_2, paper_ptb_none,
     )
 }  # fmt: skip
 
 
 def preset(name: str) -> RunConfig:
-    """The configuration of that name; an unknown one is refused with the nearest."""
+    """Return the configuration of that name. An unknown name raises a ConfigError that suggests the nearest one."""
     if name not in PRESETS:
         raise unknown("preset", name, list(PRESETS))
     return PRESETS[name]()

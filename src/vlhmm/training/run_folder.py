@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -149,7 +149,7 @@ class RunFolder:
             accept_files(self.path)
 
     def _restore_model(self) -> bool:
-        """Put the checkpoint's copy of the best model in the place of a missing or damaged one; whether that was done.
+        """Replace a missing or damaged model by the checkpoint's copy of the best one. Return whether that was done.
 
         With a manifest the copy must be what it lists.
         """
@@ -189,9 +189,12 @@ class RunFolder:
     def _json(self, path: Path) -> dict[str, Any]:
         return read_object(self.path, path.relative_to(self.path).as_posix())
 
-    def vocabulary(self) -> Vocabulary:
-        """Return the words of the run, or the ids of its tokenizer, which must be the one it was trained with."""
-        _, corpus = self.config()
+    def vocabulary(self, corpus: Mapping[str, Any]) -> Vocabulary:
+        """Return the words of the run, or the ids of its tokenizer; `corpus` is config.json's description of it.
+
+        Raises:
+            CheckpointError: The tokenizer is not the one that the run was trained with.
+        """
         if "tokenizer" not in corpus:
             return Vocabulary.read(confined(self.path, "vocabulary.txt"))
         about = corpus["tokenizer"]
@@ -237,18 +240,18 @@ class RunFolder:
         Raises:
             CheckpointError: A file is missing, damaged, outside the folder, or does not fit the others.
         """
-        config, _ = self.config()
+        config, corpus = self.config()
         for name in MODEL_FILES:  # before anything is read: a pipe would never end
             confined(self.path, name)
         with ThreadPoolExecutor(1) as beside:  # checksums take no interpreter lock
             checked = beside.submit(self.check)
             try:
-                return self._read(config)
+                return self._read(config, corpus)
             finally:
                 checked.result()  # a damaged file is named, whatever else went wrong because of it
 
-    def _read(self, config: RunConfig) -> LoadedRun:
-        vocabulary = self.vocabulary()
+    def _read(self, config: RunConfig, corpus: Mapping[str, Any]) -> LoadedRun:
+        vocabulary = self.vocabulary(corpus)
         blocks = self.blocks(vocabulary)
         factors, weights = self.calibration(), self.load_model()
         self._check_size(config, blocks)
@@ -257,7 +260,7 @@ class RunFolder:
         return LoadedRun(hmm, vocabulary, blocks, config)
 
     def _check_size(self, config: RunConfig, blocks: Blocks) -> None:
-        """Before a model is built: an error if config.json describes one that blocks.tsv or the weights cannot be of."""
+        """Raise an error before a model is built if config.json does not match blocks.tsv or the weights."""
         model = config.model
         # uneven blocks have padding in addition to their states; a hand-made configuration may count it
         if model.num_states not in (blocks.num_real_states, blocks.num_states):
@@ -358,7 +361,7 @@ class RunFolder:
         return self.journal_path.stat().st_size if self.journal_path.exists() else 0
 
     def truncate_journal(self, size: int) -> None:
-        """Forgets what was written after the checkpoint: it will happen again."""
+        """Remove the journal's lines after the checkpoint; these steps are repeated."""
         if self.journal_size() > size:
             os.truncate(self.journal_path, size)
 

@@ -55,11 +55,11 @@ class Stopwatch:
         self.tokens_per_second = self._tokens / max(1e-9, time.monotonic() - self._mark)
 
     def restart_speed(self) -> None:
-        """Measure the speed from now on: validations are no part of it."""
+        """Measure the speed from now on, which excludes validations."""
         self._mark, self._tokens = time.monotonic(), 0
 
     def seconds(self) -> float:
-        """Of all sittings until now."""
+        """Training time of all sessions so far."""
         return self._seconds_before + time.monotonic() - self._sitting
 
     def eta(self, steps_left: int) -> float:
@@ -78,5 +78,5 @@ class Stopwatch:
         return time.monotonic() - self._saved > interval
 
     def saved(self) -> None:
-        """Note that a checkpoint was written."""
+        """Record that a checkpoint was written."""
         self._saved = time.monotonic()

@@ -206,7 +206,7 @@ class Trainer:
         return sample_mask(self.hmm, self.blocks, self.settings, self.at.step)
 
     def train_step(self, batches: list[Batch]) -> int:
-        """Dropout mask, E-step, M-step. Returns the number of tokens, of all ranks together."""
+        """Draw the dropout mask, run the E-step and the M-step, and return the number of tokens, summed over ranks."""
         at, settings = self.at, self.settings
         mask = self.mask()
         evidence = self.hook.evidence(self.whole_batches(), mask, at.step) if self.hook is not None else None
@@ -238,7 +238,7 @@ class Trainer:
         return is_best
 
     def calibrate(self, stop: Callable[[], str | None]) -> dict[str, Any] | None:
-        """Calibrate the finished run, unless it is. Returns its journal line; None if stopped before the end."""
+        """Calibrate a finished run once. Return its journal line, or None if training was stopped before its end."""
         events = [event for event in self.folder.events() if event["event"] == "calibrated"]
         calibrated = bool(events) and self.folder.calibration() is not None
         self.ranks.wait()  # all ranks have checked, and the best model is written

@@ -65,7 +65,7 @@ class UnknownWords:
 
     @property
     def any(self) -> bool:
-        """Whether any word is ever held out."""
+        """Whether any word is held out."""
         return len(self.places) > 0
 
     @property

@@ -1,4 +1,4 @@
-"""Our transitions: p(z' | z) = p(m' | z) p(z' | z, m'), m' the block of z'; exactly normalized, tiles of occurring pairs only."""
+"""Block-factored transitions: p(z' | z) = p(m' | z) p(z' | z, m'), m' the block of z'."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,10 +21,10 @@ from vlhmm.components.transitions.tiles import (
 
 @dataclass(frozen=True, eq=False)
 class BlockFactored:
-    r"""p(z' | z) = p(m' | z) p(z' | z, m'): a softmax over blocks times a softmax over one block's states.
+    r"""p(z' | z) = p(m' | z) p(z' | z, m'): a softmax over blocks times a softmax over the states of one block.
 
-    Exactly normalized, and able to represent every transition matrix. `logits` holds free within-block
-    logits (M, M, K, K) instead of factors in the scalar parameterization.
+    Exactly normalized, and able to represent every transition matrix. In the scalar parameterization, `logits` holds free
+    within-block logits (M, M, K, K) instead of factors.
     """
 
     log_block: Float[Tensor, "block slot block"]  # log p(m' | z)
@@ -38,7 +38,7 @@ class BlockFactored:
         return self.log_block.shape[0] * self.log_block.shape[1]
 
     def to(self, **how: Any) -> "BlockFactored":
-        """The same, detached, with its factors in another dtype or on another device."""
+        """Return a detached copy with its factors in another dtype or on another device."""
         moved: dict[str, Any] = {
             name: None if getattr(self, name) is None else getattr(self, name).detach().to(**how)
             for name in ("log_block", "source", "target", "logits")
@@ -47,7 +47,7 @@ class BlockFactored:
         return replace(self, **moved)
 
     def largest_score(self) -> Tensor:
-        """A bound on the absolute scores, |u| |v| times their width; not finite if one of them overflows."""
+        """Return a bound on the absolute scores, |u| |v| times their width. It is not finite if one of them overflows."""
         bound = block_bound(self.log_block)
         if self.logits is not None:
             return bound + self.logits.abs().amax()
@@ -55,7 +55,7 @@ class BlockFactored:
         return bound + self.source.abs().amax() * self.target.abs().amax() * self.source.shape[-1]
 
     def within(self, scores: Float[Tensor, "*n slot"], to_block: Tensor) -> Tensor:
-        """softmax over the last axis, (..., K) scores of entering the states of `to_block`, in place."""
+        """Replace the scores of entering the states of `to_block`, (..., K), by their softmax over the last axis."""
         allowed = columns_to_log(self.enterable, scores.dtype)
         if allowed is not None:
             scores += allowed[to_block]
@@ -63,7 +63,7 @@ class BlockFactored:
 
     @torch.no_grad()
     def rows(self, states: Int[Tensor, " n"], out: Tensor | None = None) -> Float[Tensor, "n state"]:
-        """p(. | z) for each given state, O(n S w)."""
+        """Return p(. | z) for each given state. O(n S w)."""
         num_blocks, num_slots = self.log_block.shape[:2]
         block, slot = states // num_slots, states % num_slots
         every = torch.arange(num_blocks, device=states.device)
@@ -80,7 +80,7 @@ class BlockFactored:
 
     @torch.no_grad()
     def tiles(self, from_block: BlockIds, to_block: BlockIds, out: Tensor | None = None) -> TileCounts:
-        """A[states of from][:, states of to] for each pair; only these are computed. Pairs are sorted by `from`."""
+        """Return A[states of from][:, states of to] for each pair. Pairs are sorted by `from`. O(P K^2 w)."""
         num_slots = self.log_block.shape[1]
         if out is None:
             out = self.log_block.new_empty(len(from_block), num_slots, num_slots)
@@ -111,10 +111,10 @@ class BlockFactored:
         tiles: TileCounts | None = None,
         slots: slice = EVERY,
     ) -> Tensor:
-        """sum_p sum_ij counts[p, i, j] log A[p, i, j] over the `slots` i: a block part and a within-block part.
+        """Return sum_p sum_ij counts[p, i, j] log A[p, i, j] over the `slots` i: a block part plus a within-block part.
 
-        Without `value` the number of the second part is left out, which saves a pass; the gradient is the same. So it is
-        with the `tiles` of these very pairs and parameters, where they are known already: they are not made again.
+        Without `value`, the second part is not computed, which saves a pass; the gradient is the same. If the `tiles` of these
+        pairs under these parameters are given, they are used instead of being computed again.
         """
         counts = counts[:, slots]
         departures = counts.sum(-1)  # (P, rows): expected moves from a state into a block
@@ -133,7 +133,7 @@ class BlockFactored:
         return block_part + within
 
     def sample(self, states: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
-        """z' ~ p(. | z) for each given z: first its block, then its slot, O(M + K w) each."""
+        """Draw z' ~ p(. | z) for each given z: first its block, then its slot. O(M + K w) each."""
         num_slots = self.log_block.shape[1]
         block, slot = states // num_slots, states % num_slots
         to = torch.multinomial(self.log_block[block, slot].exp(), 1, generator=generator)[:, 0]
@@ -147,10 +147,10 @@ class BlockFactored:
 
 
 class _TiledSoftmax(torch.autograd.Function):
-    """sum counts * log softmax(u . v) within tiles, value and gradient in one pass, one source block at a time.
+    """sum counts * log softmax(u . v) within tiles: value and gradient in one pass, one source block at a time.
 
-    The tiles of a block lie side by side, (rows, n, K), so that each of the three products of a block is one matrix product
-    as wide as its tiles together. Product by product, as they lie in memory, they run at half the speed.
+    The tiles of a block are side by side, (rows, n, K), so that each of the three products of a block is one wide matrix
+    product. With separate products in memory order it runs at half the speed.
     """
 
     @staticmethod

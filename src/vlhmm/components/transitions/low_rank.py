@@ -20,7 +20,7 @@ from vlhmm.inference.low_rank_torch import ChannelCounts
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
-    """As the other transitions, and `leave` for inference through channels."""
+    """Block-factored transitions of low rank within blocks. `leave` has the factors for inference through channels."""
 
     log_block: Float[Tensor, "block slot block"]  # log p(m' | z)
     source: Float[Tensor, "block slot channel"]  # u
@@ -32,17 +32,17 @@ class LowRank:
         return self.log_block.shape[0] * self.log_block.shape[1]
 
     def to(self, **how: Any) -> "LowRank":
-        """The same, detached, with its factors in another dtype or on another device."""
+        """Return a detached copy with its factors in another dtype or on another device."""
         source, target = (factor.detach().to(**how) for factor in (self.source, self.target))
         log_block = self.log_block.detach().to(**how).log_softmax(-1)  # a wider type shows what rounding had left over
         return replace(self, log_block=log_block, source=source, target=target)
 
     def largest_score(self) -> Tensor:
-        """A bound on the absolute scores: exponentials of differences, no product of the two."""
+        """Return a bound on the absolute scores: exponentials of differences, not a product of the two."""
         return block_bound(self.log_block) + 2 * torch.stack([self.source.abs().amax(), self.target.abs().amax()]).amax()
 
     def factors(self) -> tuple[Float[Tensor, "block slot channel"], Float[Tensor, "block slot channel"]]:
-        """(phi, psi), each up to a factor that the normalization takes out: one a state, and one a block."""
+        """Return (phi, psi), each up to a factor that the normalization removes: one per state, and one per block."""
         v = self.target
         allowed = columns_to_log(self.enterable, v.dtype)
         if allowed is not None:
@@ -52,7 +52,7 @@ class LowRank:
 
     @torch.no_grad()
     def leave(self, phi: Tensor, psi: Tensor, from_block: BlockIds, to_block: BlockIds) -> Float[Tensor, "pair slot"]:
-        """p(m' | z) / (phi_z . Psi_m') for the states z of each pair's first block."""
+        """Return p(m' | z) / (phi_z . Psi_m') for the states z of each pair's first block."""
         mass, log_block = psi.sum(1), self.log_block.detach()
         result = phi.new_empty(len(from_block), phi.shape[1])
         for block, first, last in runs(from_block):
@@ -62,7 +62,7 @@ class LowRank:
 
     @torch.no_grad()
     def tiles(self, from_block: BlockIds, to_block: BlockIds, out: Tensor | None = None) -> TileCounts:
-        """A[states of from][:, states of to] for each pair; pairs are sorted by `from`."""
+        """Return A[states of from][:, states of to] for each pair. Pairs are sorted by `from`."""
         phi, psi = self.factors()
         leave, num_slots = self.leave(phi, psi, from_block, to_block), phi.shape[1]
         if out is None:
@@ -74,7 +74,7 @@ class LowRank:
 
     @torch.no_grad()
     def rows(self, states: Int[Tensor, " n"], out: Tensor | None = None) -> Float[Tensor, "n state"]:
-        """p(. | z) for each given state, O(n S r)."""
+        """Return p(. | z) for each given state. O(n S r)."""
         phi, psi = (factor.flatten(0, 1) for factor in self.factors())
         num_blocks, num_slots = self.log_block.shape[:2]
         rows = torch.mm(phi[states], psi.t(), out=out).view(len(states), num_blocks, num_slots)
@@ -90,16 +90,16 @@ class LowRank:
         value: bool = True,
         tiles: TileCounts | None = None,
     ) -> Tensor:
-        """sum of counts * log-probabilities of leaving, channels and arriving, differentiable.
+        """Return sum of counts * log-probabilities of leaving, channels and arriving, differentiable.
 
-        Without `value` the number of the channels is left out (it is 0), but not of the gradient.
+        Without `value`, the channels' part is not computed (it is 0); the gradient is the same.
         """
         block_part = (counts.leave * self.log_block[from_block, :, to_block]).sum()
         phi, psi = self.factors()
         return block_part + _Channels.apply(phi, psi, from_block, to_block, counts, value)
 
     def sample(self, states: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
-        """z' ~ p(. | z) for each given z: first its block, then its slot, O(M + K r) each."""
+        """Draw z' ~ p(. | z) for each given z: first its block, then its slot. O(M + K r) each."""
         num_slots = self.log_block.shape[1]
         block, slot = states // num_slots, states % num_slots
         to = torch.multinomial(self.log_block[block, slot].exp(), 1, generator=generator)[:, 0]
@@ -109,7 +109,7 @@ class LowRank:
 
 
 class _Channels(torch.autograd.Function):
-    r"""sum of source counts log phi + target counts log psi - leaving counts log(phi . Psi), value and gradient in one pass."""
+    r"""sum of source counts log phi + target counts log psi - leaving counts log(phi . Psi): value and gradient in one pass."""
 
     @staticmethod
     def forward(ctx, phi, psi, from_block, to_block, counts: ChannelCounts, with_value):

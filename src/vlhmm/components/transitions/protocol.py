@@ -12,25 +12,25 @@ Counts = TypeVar("Counts", contravariant=True)  # expected counts: of tiles, or 
 
 
 class Transitions(Protocol[Counts]):
-    """p(z' | z), never held as a dense matrix."""
+    """p(z' | z), never stored as a dense matrix."""
 
     @property
     def num_states(self) -> int: ...
 
     def to(self, **how: Any) -> "Transitions[Counts]":
-        """The same, detached, in another dtype or on another device."""
+        """Return a detached copy in another dtype or on another device."""
         ...
 
     def largest_score(self) -> Tensor:
-        """A bound on the absolute scores whose softmax the rows are; not finite if one of them overflows."""
+        """Return a bound on the absolute scores whose softmax gives the rows. It is not finite if one of them overflows."""
         ...
 
     def tiles(self, from_block: BlockIds, to_block: BlockIds, out: Tensor | None = None) -> TileCounts:
-        """(P, K, K) probabilities of the given block pairs."""
+        """Return the probabilities of the given block pairs, (P, K, K)."""
         ...
 
     def rows(self, states: Int[Tensor, " n"], out: Tensor | None = None) -> Float[Tensor, "n state"]:
-        """(n, S) probabilities of leaving the given states."""
+        """Return the probabilities of leaving the given states, (n, S)."""
         ...
 
     def expected_log_likelihood(
@@ -41,12 +41,12 @@ class Transitions(Protocol[Counts]):
         value: bool = True,
         tiles: TileCounts | None = None,
     ) -> Tensor:
-        """sum of counts * log-probabilities, differentiable; without `value` its gradient alone.
+        """Return sum of counts * log-probabilities, differentiable. Without `value`, only its gradient is computed.
 
-        `Softmax` and `BlockFactored` take `slots` too: the rows of some slots only, for an M-step in parts.
+        `Softmax` and `BlockFactored` also take `slots`, the rows of some slots only, for an M-step in parts.
         """
         ...
 
     def sample(self, states: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
-        """z' ~ p(. | z) for each given z."""
+        """Draw z' ~ p(. | z) for each given z."""
         ...

@@ -34,7 +34,7 @@ from vlhmm.components.transitions.tiles import (
 class Softmax:
     r"""p(z' | z) = exp(u_z . v_z') / sum over all states. Without a partition, blocks share states.
 
-    `logits` holds a free |Z| x |Z| matrix instead of factors in the scalar parameterization.
+    In the scalar parameterization, `logits` holds a free |Z| x |Z| matrix instead of factors.
     """
 
     source: Float[Tensor, "state width"] | None
@@ -52,7 +52,7 @@ class Softmax:
         return factor.shape[0]
 
     def to(self, **how: Any) -> "Softmax":
-        """The same, detached, with its factors in another dtype or on another device."""
+        """Return a detached copy with its factors in another dtype or on another device."""
         moved: dict[str, Any] = {
             name: None if getattr(self, name) is None else getattr(self, name).detach().to(**how)
             for name in ("source", "target", "logits")
@@ -61,19 +61,19 @@ class Softmax:
 
     @torch.no_grad()
     def normalized(self) -> "Softmax":
-        """The same with every row's normalizer computed once, O(S^2 h): tiles then cost only themselves."""
+        """Return a copy with every row's normalizer computed. O(S^2 h) once; a tile then costs K^2 h."""
         every = torch.arange(self.num_states, device=self.states_of_block.device)
         parts = [self.scores(states).logsumexp(-1) for states in every.split(ROWS_AT_ONCE)]
         return replace(self, log_normalizer=torch.cat(parts))
 
     def largest_score(self) -> Tensor:
-        """A number that is not finite if a score overflows: the sum of the normalizers."""
+        """Return the sum of the normalizers, which is not finite if a score overflows."""
         normalizer = self.log_normalizer if self.log_normalizer is not None else self.normalized().log_normalizer
         assert normalizer is not None
         return normalizer.sum()
 
     def scores(self, states: Int[Tensor, " n"], out: Tensor | None = None) -> Float[Tensor, "n state"]:
-        """u_z . v_z' for each given z and every z'; -inf where z' may not be entered."""
+        """Return u_z . v_z' for each given z and every z'; -inf where z' may not be entered."""
         if self.logits is not None:
             scores = self.logits[states]
         else:
@@ -84,7 +84,7 @@ class Softmax:
 
     @torch.no_grad()
     def rows(self, states: Int[Tensor, " n"], out: Tensor | None = None) -> Float[Tensor, "n state"]:
-        """p(. | z) for each given state, O(n S h)."""
+        """Return p(. | z) for each given state. O(n S h)."""
         scores = self.scores(states, out)
         if self.log_normalizer is not None:
             return scores.sub_(self.log_normalizer[states, None]).exp_()
@@ -92,7 +92,7 @@ class Softmax:
 
     @torch.no_grad()
     def tiles(self, from_block: BlockIds, to_block: BlockIds, out: Tensor | None = None) -> TileCounts:
-        """A[states of from][:, states of to] for each pair; pairs are sorted by `from`."""
+        """Return A[states of from][:, states of to] for each pair. Pairs are sorted by `from`."""
         num_slots = self.states_of_block.shape[1]
         factor = self.logits if self.logits is not None else self.source
         assert factor is not None
@@ -117,7 +117,7 @@ class Softmax:
         return out
 
     def _tiles_alone(self, from_block: BlockIds, to_block: BlockIds, out: Tensor) -> TileCounts:
-        """The tiles without the rest of their rows, where the normalizers are known."""
+        """Return the tiles without the rest of their rows, using known normalizers."""
         assert self.source is not None and self.target is not None and self.log_normalizer is not None
         allowed = columns_to_log(self.enterable, out.dtype)
         for block, first, last in runs(from_block):
@@ -138,11 +138,10 @@ class Softmax:
         tiles: TileCounts | None = None,
         slots: slice = EVERY,
     ) -> Tensor:
-        """sum_p sum_ij counts[p, i, j] log A[p, i, j] over the `slots` i; its gradient streams over a few hundred rows at a
-        time.
+        """Return sum_p sum_ij counts[p, i, j] log A[p, i, j] over the `slots` i, streaming over a few hundred rows at a time.
 
-        Without `value` the number itself is left out (it is 0), which saves a pass; the gradient is the same. Tiles that
-        are known already do not help here: the gradient needs whole rows. Where blocks share states, `slots` are states.
+        Without `value`, the sum is not computed (it is 0), which saves a pass; the gradient is the same. Known tiles do not
+        help here, because the gradient needs whole rows. Where blocks share states, `slots` are states.
         """
         if self.logits is not None:
             return self.scalar_log_likelihood(from_block, to_block, counts[:, slots], slots)
@@ -156,7 +155,7 @@ class Softmax:
     def counts_of_states(
         self, from_block: BlockIds, to_block: BlockIds, counts: TileCounts
     ) -> Float[Tensor, "state state"]:
-        """The counts of all pairs, added up by states: where blocks share states, many tiles meet in one entry."""
+        """Return the counts of all pairs summed by states, for blocks that share states: (S, S)."""
         matrix = counts.new_zeros(self.num_states, self.num_states)
         for start, end, tiles in zip(
             from_block.split(PAIRS_AT_ONCE), to_block.split(PAIRS_AT_ONCE), counts.split(PAIRS_AT_ONCE), strict=True
@@ -180,15 +179,15 @@ class Softmax:
         return value
 
     def sample(self, states: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
-        """z' ~ p(. | z) for each given z."""
+        """Draw z' ~ p(. | z) for each given z."""
         return torch.multinomial(self.rows(states), 1, generator=generator)[:, 0]
 
 
 class _StreamedSoftmax(torch.autograd.Function):
-    """sum counts * log softmax(u . v), value and gradient in one pass over row tiles.
+    """sum counts * log softmax(u . v): value and gradient in one pass over row tiles.
 
     With d = counts - (row total) * softmax:  d_source = d @ target,  d_target += d^T @ source. Only rows of blocks that
-    have counts are visited; a row tile lives in one buffer.
+    have counts are visited. All row tiles use one buffer.
     """
 
     @staticmethod
@@ -226,7 +225,7 @@ class _StreamedSoftmax(torch.autograd.Function):
 
 
 class _SharedSoftmax(torch.autograd.Function):
-    """As `_StreamedSoftmax`, from counts by states (S, S): only columns that may be entered and rows with counts."""
+    """The same as `_StreamedSoftmax` for counts by states (S, S). Only enterable columns and rows with counts are visited."""
 
     @staticmethod
     def forward(ctx, source, target, counts, enterable, with_value, slots):

@@ -1,4 +1,4 @@
-"""Pairs of blocks and their (K, K) tiles: what every kind of transition shares."""
+"""Pairs of blocks and their (K, K) tiles: functions that every kind of transition uses."""
 
 from typing import NamedTuple
 
@@ -13,14 +13,14 @@ TileCounts = Float[Tensor, "pair slot slot"]
 
 
 def columns_to_log(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """0 where a state may be entered, -inf where not; None if all may."""
+    """Return 0 for states that may be entered and -inf for others; None if all may be entered."""
     if mask is None or bool(mask.all()):
         return None
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
 class Run(NamedTuple):
-    """The pairs first .. last - 1 of a sorted list leave one block."""
+    """The pairs first .. last - 1 of a sorted list, which leave the same block."""
 
     block: int
     first: int
@@ -28,14 +28,14 @@ class Run(NamedTuple):
 
 
 def runs(from_block: Tensor) -> list[Run]:
-    """The runs of equal entries in a sorted list of pairs."""
+    """Return the runs of equal entries in a sorted list of pairs."""
     blocks, sizes = torch.unique_consecutive(from_block, return_counts=True)
     ends = sizes.cumsum(0).tolist()
     return [Run(g, end - n, end) for g, n, end in zip(blocks.tolist(), sizes.tolist(), ends, strict=True)]
 
 
 def cut(every: list[Run], at_most: int) -> list[Run]:
-    """The same runs in parts of at most so many pairs."""
+    """Return the runs divided into parts of at most `at_most` pairs."""
     return [
         Run(block, begin, min(begin + at_most, last))
         for block, first, last in every
@@ -44,13 +44,13 @@ def cut(every: list[Run], at_most: int) -> list[Run]:
 
 
 def run_of_pair(tile: list[Run], device: torch.device) -> Int[Tensor, " pair"]:
-    """For every pair of the runs, which of them it belongs to."""
+    """Return the index of the run that each pair belongs to."""
     sizes = torch.tensor([run.last - run.first for run in tile], device=device)
     return torch.arange(len(tile), device=device).repeat_interleave(sizes)
 
 
 def tiles_of(rows: Tensor, num_rows: int, num_slots: int) -> Tensor:
-    """(runs, blocks, rows of a block, K): a view of rows (rows of the runs, S) as tiles."""
+    """Return a view of rows (rows of the runs, S) as tiles (runs, blocks, rows of a block, K)."""
     return rows.view(len(rows) // num_rows, num_rows, -1, num_slots).transpose(1, 2)
 
 
@@ -70,13 +70,13 @@ ROWS_AT_ONCE = 512  # of the transition matrix: enough for matrix products to ru
 
 
 def row_tiles(from_block: Tensor, num_slots: int) -> list[list[Run]]:
-    """The runs, a few blocks at a time: about ROWS_AT_ONCE rows of the matrix together."""
+    """Return the runs in parts of about ROWS_AT_ONCE rows of the matrix."""
     every, at_once = runs(from_block), max(1, ROWS_AT_ONCE // num_slots)
     return [every[i : i + at_once] for i in range(0, len(every), at_once)]
 
 
 def departures_of_rows(departures: Tensor, tile: list[Run]) -> Tensor:
-    """(rows of the runs,): what leaves each row, from the pairs' (P, rows of a block)."""
+    """Return the counts of leaving each row of the runs, from those of the pairs (P, rows of a block)."""
     if departures.shape[1] > FEW_STATES:
         return torch.cat([departures[run.first : run.last].sum(0) for run in tile])
     first, last = tile[0].first, tile[-1].last
@@ -85,7 +85,7 @@ def departures_of_rows(departures: Tensor, tile: list[Run]) -> Tensor:
 
 
 def add_tiles_of_runs(rows: Tensor, tile: list[Run], to_block: Tensor, counts: Tensor) -> None:
-    """Adds the runs' tiles (P, rows of a block, K) to their places in `rows` (rows of the runs, S), in place."""
+    """Add the tiles of the runs (P, rows of a block, K) to their places in `rows` (rows of the runs, S), in place."""
     if counts.shape[1] > FEW_STATES:
         for run, ours in zip(tile, rows.split(counts.shape[1]), strict=True):
             add_tiles(ours, to_block[run.first : run.last], counts[run.first : run.last])
@@ -96,18 +96,18 @@ def add_tiles_of_runs(rows: Tensor, tile: list[Run], to_block: Tensor, counts: T
 
 
 def dot_tiles(rows: Tensor, to_block: Tensor, tiles: Tensor) -> Tensor:
-    """sum of tiles (P, rows, K) * the same entries of `rows` (rows, S)."""
+    """Return the sum of tiles (P, rows, K) times the same entries of `rows` (rows, S)."""
     entries = rows.view(len(rows), -1, tiles.shape[-1])[:, to_block].transpose(0, 1)
     used = tiles > 0  # a dropped column has score -inf and no counts
     return (tiles[used] * entries[used]).sum(dtype=torch.float64)
 
 
 def add_tiles(rows: Tensor, to_block: Tensor, tiles: Tensor) -> None:
-    """Adds the tiles (P, rows, K) to their columns of `rows` (rows, S), in place."""
+    """Add the tiles (P, rows, K) to their columns of `rows` (rows, S), in place."""
     blocked = rows.view(len(rows), -1, tiles.shape[-1]).transpose(0, 1)
     blocked.index_add_(0, to_block, tiles)
 
 
 def block_bound(log_block: Tensor) -> Tensor:
-    """0 if every log p(m' | z) is a number at most 0, else infinity; a NaN is the maximum."""
+    """Return 0 if every log p(m' | z) is at most 0, else infinity. With a NaN the maximum is NaN."""
     return torch.where(log_block.amax() <= 0, log_block.new_zeros(()), torch.inf)

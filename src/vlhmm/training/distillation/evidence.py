@@ -28,7 +28,7 @@ LEAST = -1e4  # log evidence for a cluster without tokens; finite, so that no we
 
 
 class DistillationTargets(NamedTuple):
-    """What one E-step takes of a teacher: `TokenEvidence` for it."""
+    """The evidence of a teacher for one E-step: the `TokenEvidence` of distillation."""
 
     evidence: list[Evidence]  # for each of its chains, padding included
     kept: DropoutMask
@@ -48,7 +48,7 @@ class DistillationTargets(NamedTuple):
         carry: Float[Tensor, "batch slot"] | None,
         workspace,
     ) -> Forward:
-        """Do as `inference.add_expected_counts`, under the evidence about one chain: every token has its own emissions."""
+        """Add expected counts like `inference.add_expected_counts`, with evidence: every token has its own emissions."""
         words = chain.emit_of.flatten()
         weights = evidence_for_kept(self.evidence[number], chain.start_of.flatten(), self.kept, counts.emission.dtype)
         weights = weights.mul_(self.weight).exp_().mul_(potentials.emission[words])
@@ -64,7 +64,7 @@ class DistillationTargets(NamedTuple):
 def evidence_for_kept(
     evidence: Evidence, block: Int[Tensor, " token"], kept: DropoutMask, dtype: torch.dtype
 ) -> Float[Tensor, "token kept"]:
-    """Log evidence for the kept states alone; the likeliest of them has 0."""
+    """Return the log evidence for the kept states. The likeliest of them has 0."""
     if kept.slots is not None:
         evidence = evidence.gather(1, kept.slots[block])
     evidence = evidence.to(dtype)
@@ -81,7 +81,7 @@ class Clusters(NamedTuple):
     scale: float  # the mean squared distance of a vector to its nearest centre
 
     def evidence(self, vectors: Float[Tensor, "token width"], block: Int[Tensor, " token"], num_slots: int) -> Evidence:
-        """Log evidence for the states of each token's block; block -1 is padding."""
+        """Return the log evidence for the states of each token's block. Block -1 is padding."""
         found = torch.full((len(vectors), num_slots), LEAST, dtype=torch.float16)
         for number, centres in enumerate(self.centres):
             where = (block == number).nonzero()[:, 0]

@@ -70,7 +70,7 @@ class Distillation:
         return corpus._replace(extra=teacher_text(self.teacher, self.config, folder, corpus.vocabulary, log))
 
     def begin(self, trainer: Trainer) -> None:
-        """Note the run, whose first step the clusters are made from."""
+        """Store the run. The clusters are computed from its first step."""
         self.trainer = trainer
 
     def is_active_at(self, step: int) -> bool:

@@ -36,7 +36,7 @@ def teacher_text(
     vocabulary: Vocabulary,
     log: Callable[[str], None],
 ) -> Text:
-    """Have the teacher write a text for a run; one that is in the run's folder is read back."""
+    """Generate a text with the teacher, or read it from the run folder if it was generated before."""
     if not folder.text_path.exists():
         log(f"the teacher generates {settings.distillation.text:,} tokens: a minute or two per million")
         progress = throttled_progress(log, "the teacher has written")
@@ -52,7 +52,7 @@ def sum_of_vectors(corpus: Corpus, teacher: Teacher) -> float:
 
 
 def throttled_progress(log: Callable[[str], None], what: str) -> Callable[[int, int], None]:
-    """Log how far something long is, at most every few seconds."""
+    """Return a function that logs the progress of a long computation, at most every few seconds."""
     last = time.monotonic()
 
     def progress(done: int, total: int) -> None:
