@@ -29,9 +29,10 @@ from vlhmm.config import from_dict, to_dict, to_json
 from vlhmm.data.atomic_io import replace_atomically, write_atomically
 from vlhmm.data.checked import check_tensors, read_object
 from vlhmm.data.manifest import (
-    MODEL_FILES,
     accept_files,
+    check_contents,
     check_manifest,
+    check_names,
     confined,
     content_of,
     read_manifest,
@@ -128,10 +129,6 @@ class RunFolder:
         accept_files(self.path, tuple(written))
         content = {**to_dict(config), "corpus": corpus}
         write_listed(self.path, "config.json", (json.dumps(content, indent=2) + "\n").encode())
-
-    def check(self) -> bool:
-        """Check every file that makes the model against the manifest; False, with a warning, if there is none."""
-        return check_manifest(self.path)
 
     def check_to_continue(self) -> None:
         """Check a run that is resumed. One without a checkpoint starts over, so its model is not checked."""
@@ -238,10 +235,9 @@ class RunFolder:
             CheckpointError: A file is missing, damaged, outside the folder, or does not fit the others.
         """
         config, _ = self.config()
-        for name in MODEL_FILES:  # before anything is read: a pipe would never end
-            confined(self.path, name)
+        check_names(self.path)
         with ThreadPoolExecutor(1) as beside:  # checksums take no interpreter lock
-            checked = beside.submit(self.check)
+            checked = beside.submit(check_contents, self.path)
             try:
                 return self._read(config)
             finally:
