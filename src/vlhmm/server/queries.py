@@ -1,7 +1,9 @@
 """The library's exact queries as JSON. Input: a model and checked arguments. Output: what the routes answer."""
 
+import functools
 import json
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -18,7 +20,7 @@ from vlhmm.constraints.constraint import (
     regex,
 )
 from vlhmm.data.tokenizer import TokenVocabulary
-from vlhmm.data.user_text import encode_words, generator_of
+from vlhmm.data.user_text import generator_of, known_word
 from vlhmm.data.vocabulary import EOS
 from vlhmm.lattice.template import Fixed, Gap, Item, parse_template
 from vlhmm.queries.decode import decode, posteriors
@@ -27,7 +29,7 @@ from vlhmm.queries.left_to_right import next_distribution
 from vlhmm.queries.score import token_scores, total
 from vlhmm.queries.word_posterior import word_posteriors
 from vlhmm.server import requests as read
-from vlhmm.server.errors import RequestError
+from vlhmm.server.errors import RequestError, about
 from vlhmm.server.limits import Limits
 from vlhmm.server.scoring import Token
 from vlhmm.server.tokenizer import Tokenizer
@@ -49,13 +51,14 @@ def scored_text(text: str, tokens: Sequence[Token], tokenizer: Tokenizer) -> dic
     }
 
 
-def next_words(model: Any, context: str, top_k: int) -> dict[str, Any]:
+def next_words(model: Any, tokenizer: Tokenizer, context: str, top_k: int) -> dict[str, Any]:
     """Return the most probable words after a context, and the entropy of the whole distribution."""
-    found = next_distribution(model, context)
+    with about("context"):
+        found = next_distribution(model, tokenizer.sentence(context))
     return {
         "context": context,
         "eos": model.vocabulary.words[model.vocabulary.eos],
-        "oov": encode_words(model.vocabulary, context).num_oov(model.vocabulary),
+        "oov": tokenizer.num_oov(context),
         "entropy": found.entropy,
         "sum": float(found.probabilities.sum()),
         "words": [
@@ -64,9 +67,13 @@ def next_words(model: Any, context: str, top_k: int) -> dict[str, Any]:
     }
 
 
-def text_posteriors(model: Any, text: str, eos: bool, top_k: int, num_states: int, memory: int) -> dict[str, Any]:
+def text_posteriors(
+    model: Any, tokenizer: Tokenizer, written: str, eos: bool, top_k: int, num_states: int, memory: int
+) -> dict[str, Any]:
     """Return surprisals, the words expected given both sides, state posteriors and the best path of a text."""
-    known = posteriors(model, text, eos, memory)
+    text = tokenizer.sentence(written)
+    with about("text"):
+        known = posteriors(model, text, eos, memory)
     (path,) = decode(model, text, "viterbi", 1, eos, memory)
     scores = token_scores(model, text, eos)
     places = []
@@ -95,7 +102,7 @@ def text_posteriors(model: Any, text: str, eos: bool, top_k: int, num_states: in
             }
         )
     return {
-        "text": text,
+        "text": written,
         "log_prob": finite(total(score.log_prob for score in scores)),
         "eos_log_prob": finite(scores[-1].log_prob) if eos else None,
         "path_log_prob": path.log_prob,
@@ -105,7 +112,7 @@ def text_posteriors(model: Any, text: str, eos: bool, top_k: int, num_states: in
 
 def constraint_of(model: Any, body: read.Body, limits: Limits) -> Constraint | None:
     """Return the constraint that a request's fields ask for, all of them together."""
-    parts: list[Constraint] = []
+    parts: list[tuple[str, Constraint]] = []
     asked = [
         name for name in ("must_contain", "must_not", "regex", "min_words", "max_words") if body.get(name) is not None
     ]
@@ -119,32 +126,35 @@ def constraint_of(model: Any, body: read.Body, limits: Limits) -> Constraint | N
         if any(not phrase.split() for phrase in phrases):
             raise RequestError(f"{name} holds a phrase of blanks, expected words", name)
     if contain:
-        parts.append(must_contain(*contain, in_order=read.boolean(body, "in_order", False)))
+        parts.append(("must_contain", must_contain(*contain, in_order=read.boolean(body, "in_order", False))))
     if absent:
-        parts.append(must_not(*absent))
+        parts.append(("must_not", must_not(*absent)))
     for pattern in read.strings(body, "regex", 8):
         if len(pattern) > limits.regex_chars:
             raise RequestError(
                 f"regex has {len(pattern):,} characters, expected at most {limits.regex_chars:,}", "regex"
             )
-        parts.append(regex(pattern))
+        with about("regex"):
+            parts.append(("regex", regex(pattern)))
     low = read.integer(body, "min_words", None, 0, limits.gap_words * 16)
     high = read.integer(body, "max_words", None, 0, limits.gap_words * 16)
     if low is not None or high is not None:
         if high is not None and (low or 0) > high:
             raise RequestError(f"min_words is {low}, expected at most max_words, {high}", "min_words")
-        parts.append(length(low or 0, high))
+        parts.append(("min_words", length(low or 0, high)))
     if not parts:
         return None
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole & part
-    return whole
+    for name, part in parts:
+        with about(name):
+            for word in sorted(part.words()):
+                known_word(model.vocabulary, word)
+    return functools.reduce(operator.and_, (part for _, part in parts))
 
 
 def check_template(model: Any, template: str, limits: Limits) -> None:
     """Refuse a template whose gaps are too long, before anything is computed."""
-    items, _ = parse_template(model.vocabulary, template)
+    with about("template"):
+        items, _ = parse_template(model.vocabulary, template)
     words = sum(item.high for item in items if isinstance(item, Gap))
     if words > limits.gap_words:
         raise RequestError(
@@ -154,6 +164,7 @@ def check_template(model: Any, template: str, limits: Limits) -> None:
 
 def infill_parts(
     model: Any,
+    tokenizer: Tokenizer,
     template: str,
     constraint: Constraint | None,
     scope: str,
@@ -172,7 +183,8 @@ def infill_parts(
     """
     if constraint is not None:
         compile_constraint(constraint, model.vocabulary, limits.automaton_states)
-    ready = prepare(model, template, constraint, scope, eos, allow_eos, limits.memory)  # type: ignore[arg-type]
+    with about("template"):
+        ready = prepare(model, tokenizer.sentence(template), constraint, scope, eos, allow_eos, limits.memory)  # type: ignore[arg-type]
     answer: dict[str, Any] = {
         "template": template,
         "mode": mode,
@@ -241,7 +253,8 @@ def between(
     A constraint speaks of the words of the gap alone. After a suffix the text may go on.
     """
     if isinstance(constraint, Constraint):
-        constraint = compile_constraint(constraint, model.vocabulary, limits.automaton_states)
+        with about("structured_outputs"):
+            constraint = compile_constraint(constraint, model.vocabulary, limits.automaton_states)
     names = model.vocabulary.words
     end = [Fixed(model.vocabulary.eos, read=False)] if suffix is None else [Fixed(token) for token in suffix]
     items: list[Item] = [*(Fixed(token) for token in prompt), Gap(low, high), *end]
