@@ -167,16 +167,13 @@ def _check_all(folder: Path, names: tuple[str, ...], except_for: tuple[str, ...]
 
 
 def _check(folder: Path, path: Path, name: str, contents: Allowed) -> None:
-    restore = f"restore it from a copy, or train again into another folder (vlhmm manifest {folder} --help explains more)"
-    if name == "model.safetensors" and (folder / "checkpoint" / "best.safetensors").exists():
-        restore = "run the same vlhmm train command again: it restores the file from checkpoint/"
     sizes = {None if each is None else each.size for each in contents}
     size = path.stat().st_size if path.is_file() else None
     if size is None and None not in sizes:
         advice = (
             f"restore it, or use the model without it: vlhmm manifest {folder} --remove-calibration"
             if name == "calibration.json"
-            else restore
+            else _remedy(folder, name, contents)
         )
         raise CheckpointError(f"{path} is missing, and {MANIFEST} lists it; {advice}")
     if contents == (None,):
@@ -190,7 +187,15 @@ def _check(folder: Path, path: Path, name: str, contents: Allowed) -> None:
     if size not in sizes or content_of(path) not in contents:
         expected = next(each for each in contents if each is not None)
         wanted = f"{expected.size:,} bytes with the checksum {expected.blake2b[:12]}"
-        raise CheckpointError(f"{path} is damaged or was changed: got {found}, {MANIFEST} lists {wanted}; {restore}")
+        raise CheckpointError(f"{path} is damaged or was changed: got {found}, {MANIFEST} lists {wanted}; {_remedy(folder, name, contents)}")
+
+
+def _remedy(folder: Path, name: str, contents: Allowed) -> str:
+    """Say how a file can be restored: by training, where the checkpoint has a copy of what the manifest lists."""
+    copy = folder / "checkpoint" / "best.safetensors"
+    if name == "model.safetensors" and copy.is_file() and content_of(copy) in contents:
+        return "run the same vlhmm train command again: it restores the file from checkpoint/"
+    return f"restore it from a copy, or train again into another folder (vlhmm manifest {folder} --help explains more)"
 
 
 @contextmanager

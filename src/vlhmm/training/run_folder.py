@@ -346,9 +346,18 @@ class RunFolder:
 
     # ---- journal
 
+    def _journal_file(self) -> Path:
+        path = confined(self.path, "journal.jsonl")
+        if path.is_dir():
+            raise CheckpointError(f"{path} is a directory, expected a file; remove it")
+        return path
+
     def journal(self, event: dict[str, Any]) -> None:
-        with open(self.journal_path, "a", encoding="utf-8") as stream:
-            stream.write(to_json(event) + "\n")
+        try:
+            with open(self._journal_file(), "a", encoding="utf-8") as stream:
+                stream.write(to_json(event) + "\n")
+        except OSError as error:
+            raise _cannot_write(self.journal_path, error) from None
 
     def journal_size(self) -> int:
         return self.journal_path.stat().st_size if self.journal_path.exists() else 0
@@ -356,11 +365,15 @@ class RunFolder:
     def truncate_journal(self, size: int) -> None:
         """Forgets what was written after the checkpoint: it will happen again."""
         if self.journal_size() > size:
-            os.truncate(self.journal_path, size)
+            os.truncate(self._journal_file(), size)
 
     def events(self) -> Iterator[dict[str, Any]]:
         if self.journal_path.exists():
-            for number, line in enumerate(self.journal_path.read_bytes().splitlines(), start=1):
+            try:
+                lines = self._journal_file().read_bytes().splitlines()
+            except OSError as error:
+                raise CheckpointError(f"cannot read {self.journal_path}: {error.strerror or error}") from None
+            for number, line in enumerate(lines, start=1):
                 try:
                     event = json.loads(line)
                     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
