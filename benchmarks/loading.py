@@ -62,7 +62,7 @@ def write_model(folder: Path, states: int, blocks: int, settings: list[str]) -> 
 def without_checks() -> Iterator[None]:
     """Load without the checks."""
     with (
-        mock.patch.object(run_folder, "check_manifest", lambda *_, **__: True),
+        mock.patch.object(run_folder, "check_contents", lambda *_, **__: True),
         mock.patch.object(run_folder, "check_tensors", lambda *_, **__: None),
         mock.patch.object(HMMDistributions, "is_finite", lambda _: True),
     ):

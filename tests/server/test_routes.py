@@ -350,7 +350,7 @@ def test_tokens_there_and_back(client):
         ({"prompt": A, "logprobs": 1000}, "logprobs"),
         ({"prompt": A, "stop": ["a"] * 5}, "stop"),
         ({"prompt": A, "structured_outputs": {"json": {}}}, "structured_outputs"),
-        ({"prompt": A, "structured_outputs": {"regex": "(" * 9}}, None),
+        ({"prompt": A, "structured_outputs": {"regex": "(" * 9}}, "structured_outputs"),
         ({"prompt": A, "suffix": B, "temperature": 0.5}, "suffix"),
         ({"prompt": A, "max_token": 3}, "max_token"),
         ({"prompt": A, "frequency_penalty": 1}, "frequency_penalty"),
@@ -362,6 +362,64 @@ def test_a_wrong_field_is_named(client, body, param):
     answer = client.post("/v1/completions", **body)
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["param"] == param and error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "path, body, param",
+    [
+        ("/v1/infill", {"template": "[MASK:2-1]"}, "template"),
+        ("/v1/infill", {"template": "no gap"}, "template"),
+        ("/v1/infill", {"template": "[MASK]", "must_contain": "zzz"}, "must_contain"),
+        ("/v1/infill", {"template": "[MASK]", "must_contain": A, "must_not": "zzz"}, "must_not"),
+        ("/v1/infill", {"template": "[MASK]", "must_contain": A, "regex": "zzz"}, "regex"),
+        ("/v1/infill", {"template": "[MASK]", "regex": "("}, "regex"),
+        ("/v1/posteriors", {"text": "<bos>"}, "text"),
+        ("/v1/completions", {"prompt": A, "structured_outputs": {"choice": ["zzz"]}}, "structured_outputs"),
+        ("/v1/completions", {"prompt": A, "structured_outputs": {"regex": "("}}, "structured_outputs"),
+    ],
+)
+def test_what_the_library_refuses_names_its_field_too(client, path, body, param):
+    answer = client.post(path, **body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("kind, other", [("state", "999"), ("word", "zzz"), ("block", "999")])
+def test_a_state_a_word_or_a_block_that_is_not_there_is_named(client, kind, other):
+    answer = client.get(f"/v1/{kind}s/{other}")
+    assert answer.status_code == 404 and answer.json()["error"]["param"] == kind
+
+
+def test_a_long_number_among_ids_is_cut_in_the_answer(client):
+    answer = client.post("/v1/completions", prompt=[10**400])
+    assert answer.status_code == 400 and len(answer.json()["error"]["message"]) < 200
+
+
+def test_what_is_certain_has_probability_one_and_not_more(client):
+    for number in range(20):
+        prompt = " ".join(random.Random(number).choices(WORDS, k=9))
+        found = client.complete(prompt=prompt, suffix=B, structured_outputs={"choice": [A]}, max_tokens=1)["choices"]
+        filled = client.post("/v1/infill", template=f"{prompt} [MASK]", must_contain=A, scope="gaps").json()["fills"]
+        assert -1e-5 < found[0]["log_prob"] <= 0 and 0.9999 < filled[0]["probability"] <= 1
+
+
+@pytest.mark.parametrize("rule", ["reset", "carry"])
+def test_a_newline_ends_a_sentence_for_every_route(rule):
+    client = Client(model=make_model(rule))
+    text = f"<bos> {A} {B}\n{A}"
+    score = client.post("/v1/score", text=text).json()
+    assert [token["word"] for token in score["tokens"]] == [A, B, "<eos>", A, "<eos>"] and score["oov"] == 0
+    known = client.post("/v1/posteriors", text=text).json()
+    assert [place["word"] for place in known["places"]] == [A, B, "<eos>", A]
+    assert known["log_prob"] == pytest.approx(score["log_prob"], abs=1e-9)
+    for context in (text, f"{A}\n", "<bos>"):
+        (choice,) = client.complete(prompt=context, max_tokens=1, temperature=0, logprobs=0)["choices"]
+        following = client.post("/v1/next", context=context, top_k=1).json()
+        assert following["words"][0]["log_prob"] == pytest.approx(choice["logprobs"]["token_logprobs"][0], abs=1e-9)
+        assert following["oov"] == 0
+    filled = client.post("/v1/infill", template=f"{A}\n[MASK]", mode="best").json()["fills"][0]
+    whole = client.post("/v1/score", text=f"{A}\n{filled['gaps'][0]}").json()["log_prob"]
+    evidence = client.post("/v1/infill", template=f"{A}\n[MASK]").json()["log_evidence"]
+    assert filled["log_prob"] == pytest.approx(whole - evidence, abs=1e-9)
 
 
 def test_fields_of_openai_that_ask_for_nothing_are_taken(client):

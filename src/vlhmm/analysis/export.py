@@ -87,7 +87,7 @@ def export(model: Any, path: str | Path, kind: Kind | None = None) -> Exported:
     """Write the model's dense matrices to `path` atomically, and return what was written; the kind follows from the suffix unless
     given."""
     path = Path(path)
-    chosen = kind or _kind_of(path)
+    chosen = kind or kind_of(path)
     if chosen not in KINDS:
         raise QueryError(f"unknown kind of export {chosen!r}, expected one of {', '.join(KINDS)}")
     distributions = model.distributions
@@ -152,7 +152,8 @@ def load_export(path: str | Path) -> Matrices:
         raise DataError(f"cannot read {path} as an export of this program: {error}") from None
 
 
-def _kind_of(path: Path) -> Kind:
+def kind_of(path: Path) -> Kind:
+    """Return the kind of export that a file's suffix stands for."""
     if path.suffix in (".npz", ".safetensors"):
         return "npz" if path.suffix == ".npz" else "safetensors"
     raise QueryError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from vlhmm.cli.options import ResultWriter, load_model, log_to, query_parser
@@ -44,16 +45,17 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Write the matrices; return 0."""
-    from vlhmm.analysis.export import export, export_bytes
+    from vlhmm.analysis.export import export, export_bytes, kind_of
     from vlhmm.data.user_text import gibibytes
 
+    kind = args.kind or kind_of(Path(args.out))
     model = load_model(args)
     log = log_to(args.quiet)
-    size = export_bytes(model, args.kind or "npz")
+    size = export_bytes(model, kind)
     log(f"{args.out} will take {gibibytes(size)}" + (": the dense matrices are large" if size > 1 << 30 else ""))
     if model.rule == "reset" and args.kind != "ctrl-g":
         log("the model restarts after every <eos>; the matrices describe one sentence")
-    written = export(model, args.out, args.kind)
+    written = export(model, args.out, kind)
     record = {"out": str(written.path), "kind": written.kind, "bytes": written.num_bytes, "rule": model.rule}
     ResultWriter(args.format, single=True)(record, f"{written.path}\t{written.kind}\t{written.num_bytes:,} bytes")
     return 0

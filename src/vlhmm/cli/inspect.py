@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
 def asked_for(args: argparse.Namespace) -> Any:
     """Return the subject: a number for states and blocks, a word, or nothing."""
     from vlhmm.errors import QueryError
+    from vlhmm.limits import digits, shortened
 
     if args.kind is None:
         return None
@@ -91,10 +92,10 @@ def asked_for(args: argparse.Namespace) -> Any:
         raise QueryError(f"{args.kind} takes {wanted}: vlhmm inspect {args.run_folder} {args.kind} {example}")
     if args.kind == "word":
         return args.subject
-    try:
-        return int(args.subject)
-    except ValueError:
-        raise QueryError(f"{args.kind} takes {wanted}, got {args.subject!r}") from None
+    found = digits(args.subject)
+    if found is None:
+        raise QueryError(f"{args.kind} takes {wanted}, got {shortened(args.subject)}")
+    return found
 
 
 def check_subject(model: Any, kind: str | None, subject: Any, top: int, inspection: Any) -> None:

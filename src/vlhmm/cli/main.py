@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.util
 import logging
 import os
@@ -163,6 +164,9 @@ def run_program(parse_arguments: Callable[[], argparse.Namespace]) -> int:
         return out_of_memory()
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
+        if error.errno == errno.ENAMETOOLONG:
+            print(f"vlhmm: {shortened(str(error.filename))}: the name is too long; choose a shorter one", file=sys.stderr)
+            return 2
         print(f"vlhmm: {where}{error.strerror or error}", file=sys.stderr)
         return 1
 

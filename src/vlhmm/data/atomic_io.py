@@ -130,6 +130,8 @@ def write_atomically(path: str | Path, content: bytes) -> None:
 def replace_atomically(path: str | Path) -> Iterator[Path]:
     """Yield a temporary name next to `path`. At the end the file is synced and renamed to `path`, or removed after an error."""
     path = Path(path)
+    if path.exists() and not (path.is_file() or path.is_dir()):  # renaming would put a file in its place
+        raise DataError(f"{path} is a device or a pipe, which a file would replace; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_LEFTOVER)
     os.close(handle)

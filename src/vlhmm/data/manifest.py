@@ -123,13 +123,22 @@ def _write_manifest(folder: Path, allowed: dict[str, Allowed]) -> None:
 
 
 def check_manifest(folder: Path, names: tuple[str, ...] = MODEL_FILES, except_for: tuple[str, ...] = ()) -> bool:
-    """Check the folder's files against its manifest; False, with a warning, if it has none.
+    """Check the folder's files: `check_names`, then `check_contents`."""
+    check_names(folder, names)
+    return check_contents(folder, names, except_for)
 
-    Raises a CheckpointError that names the first file that is damaged, missing, unlisted or outside the folder. Cost:
-    one read of every file.
-    """
+
+def check_names(folder: Path, names: tuple[str, ...] = MODEL_FILES) -> None:
+    """Refuse a file that is a link out of the folder, a pipe or a device. Nothing is read: reading a pipe would not end."""
     for name in names:
         confined(folder, name)
+
+
+def check_contents(folder: Path, names: tuple[str, ...] = MODEL_FILES, except_for: tuple[str, ...] = ()) -> bool:
+    """Check files that passed `check_names` against the manifest; False, with a warning, if the folder has none.
+
+    Raises a CheckpointError that names the first file that is damaged, missing or unlisted. Cost: one read of every file.
+    """
     while True:
         listed = read_manifest(folder)
         try:
@@ -148,8 +157,7 @@ def _check_all(folder: Path, names: tuple[str, ...], except_for: tuple[str, ...]
                 f"record them as they are with vlhmm manifest {folder} --accept"
             )
         return False
-    for name in listed:
-        confined(folder, name)
+    check_names(folder, tuple(listed.keys() - set(names)))  # the manifest's own names
     for name in names:
         path = folder / name
         if name in except_for or (name not in listed and not path.exists()):
@@ -159,16 +167,13 @@ def _check_all(folder: Path, names: tuple[str, ...], except_for: tuple[str, ...]
 
 
 def _check(folder: Path, path: Path, name: str, contents: Allowed) -> None:
-    restore = f"restore it from a copy, or train again into another folder (vlhmm manifest {folder} --help explains more)"
-    if name == "model.safetensors" and (folder / "checkpoint" / "best.safetensors").exists():
-        restore = "run the same vlhmm train command again: it restores the file from checkpoint/"
     sizes = {None if each is None else each.size for each in contents}
     size = path.stat().st_size if path.is_file() else None
     if size is None and None not in sizes:
         advice = (
             f"restore it, or use the model without it: vlhmm manifest {folder} --remove-calibration"
             if name == "calibration.json"
-            else restore
+            else _remedy(folder, name, contents)
         )
         raise CheckpointError(f"{path} is missing, and {MANIFEST} lists it; {advice}")
     if contents == (None,):
@@ -182,7 +187,15 @@ def _check(folder: Path, path: Path, name: str, contents: Allowed) -> None:
     if size not in sizes or content_of(path) not in contents:
         expected = next(each for each in contents if each is not None)
         wanted = f"{expected.size:,} bytes with the checksum {expected.blake2b[:12]}"
-        raise CheckpointError(f"{path} is damaged or was changed: got {found}, {MANIFEST} lists {wanted}; {restore}")
+        raise CheckpointError(f"{path} is damaged or was changed: got {found}, {MANIFEST} lists {wanted}; {_remedy(folder, name, contents)}")
+
+
+def _remedy(folder: Path, name: str, contents: Allowed) -> str:
+    """Say how a file can be restored: by training, where the checkpoint has a copy of what the manifest lists."""
+    copy = folder / "checkpoint" / "best.safetensors"
+    if name == "model.safetensors" and copy.is_file() and content_of(copy) in contents:
+        return "run the same vlhmm train command again: it restores the file from checkpoint/"
+    return f"restore it from a copy, or train again into another folder (vlhmm manifest {folder} --help explains more)"
 
 
 @contextmanager

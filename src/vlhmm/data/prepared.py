@@ -18,6 +18,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 import numpy as np
 
 from vlhmm.data.atomic_io import STDIN, display_name, owned_folder, write_atomically
+from vlhmm.data.manifest import check_names, confined
 from vlhmm.data.text import Text, encode, read_lines
 from vlhmm.data.tokenizer import TokenVocabulary, encode_tokens, read_token_lines
 from vlhmm.data.vocabulary import EOS, UNK, Vocabulary
@@ -64,6 +65,7 @@ class PreparedText(Text):
 
     def __init__(self, path: str | Path) -> None:
         path = Path(path)
+        check_names(path, (_ABOUT, _COUNTS, "vocabulary.txt", "tokenizer.json"))
         about = _read_about(path)
         vocabulary = _read_vocabulary(path, about)
         if _vocabulary_checksum(vocabulary) != about["vocabulary_sha256"]:
@@ -223,7 +225,7 @@ class PreparedText(Text):
         for number, shard in enumerate(self.shards):
             sizes = {"ids": shard.tokens * self._id_type.itemsize, "ends": shard.sentences * 8}
             for ending, expected in (sizes | {"unk": shard.literal_unk * 8}).items():
-                path = self.path / f"{number:05d}.{ending}"
+                path = confined(self.path, f"{number:05d}.{ending}")
                 got = path.stat().st_size if path.exists() else None
                 if got != expected:
                     state = "is missing" if got is None else f"has {got:,} bytes"

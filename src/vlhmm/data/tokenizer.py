@@ -20,6 +20,7 @@ from vlhmm.data.atomic_io import display_name, open_bytes
 from vlhmm.data.text import Text, encode, read_lines
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import ConfigError, DataError
+from vlhmm.limits import MAX_STATES
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -69,6 +70,8 @@ class TokenVocabulary(Vocabulary):
         size = 1 + max(pieces.values(), default=-1)
         if not size:
             raise DataError(f"{name} has no tokens")
+        if size > MAX_STATES:
+            raise DataError(f"{name} has the id {size - 1:,}, expected ids below {MAX_STATES:,}; it is damaged")
         words = [f"<unused:{i}>" for i in range(size)]
         for piece, i in pieces.items():
             words[i] = _without_blanks(piece)

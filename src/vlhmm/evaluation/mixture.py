@@ -72,6 +72,7 @@ class Mixture:
         if rule not in ("reset", "carry"):
             raise ConfigError(f"context rule {rule!r} is not known; take reset or carry")
         values = np.asarray(weights, dtype=np.float64)
+        values = values / max(1.0, values.max(initial=0.0))  # their sum does not overflow
         if values.shape != (len(components),) or not np.isfinite(values).all() or values.min() < 0 or values.sum() <= 0:
             raise ConfigError(
                 f"a mixture of {len(components)} models needs as many weights, at least 0 and not all 0, got {shortened(list(weights))}"

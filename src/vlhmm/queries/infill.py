@@ -126,11 +126,15 @@ class Infilling:
                 return -math.inf
         if not self.template.automaton.accept[self._run(ids)]:
             return -math.inf
-        return score_ids(self.model, self._whole(ids)) - self._log_total
+        return self._share(self._whole(ids))
 
     @property
     def _log_total(self) -> float:
         return self.log_evidence + (self.log_constraint or 0.0)
+
+    def _share(self, ids: tuple[int, ...]) -> float:
+        """Return log p(text | observed, constraint): at most 0, whatever rounding says of a text that is certain."""
+        return min(0.0, score_ids(self.model, ids) - self._log_total)
 
     def _run(self, gaps: list[list[int]]) -> int:
         """Return the automaton's state after the text with these gaps."""
@@ -165,9 +169,7 @@ class Infilling:
                 if self.template.items and self.template.items[-1] == Fixed(self.model.vocabulary.eos, read=False):
                     written.pop()
                 ids = self._whole(gaps)
-                known[key] = Fill(
-                    self.model.vocabulary.join(written), texts, score_ids(self.model, ids) - self._log_total, ids
-                )
+                known[key] = Fill(self.model.vocabulary.join(written), texts, self._share(ids), ids)
             result.append(known[key])
         return result
 

@@ -24,7 +24,7 @@ from vlhmm.errors import VlhmmError
 from vlhmm.queries.left_to_right import has_hidden_states
 from vlhmm.server import completions, queries
 from vlhmm.server import requests as read
-from vlhmm.server.errors import RequestError
+from vlhmm.server.errors import RequestError, about
 from vlhmm.server.explorer import Explorer
 from vlhmm.server.limits import Limits
 from vlhmm.server.openapi import document
@@ -328,7 +328,8 @@ class Server:
         if not has_hidden_states(self.model):
             kind = "mixture" if hasattr(self.model, "components") else "baseline"
             raise RequestError(
-                f"{self.name} is a {kind}, which has no hidden states: {what} has no exact answer; serve an HMM"
+                f"{self.name} is a {kind}, which has no hidden states: {what} has no exact answer; serve an HMM",
+                what if what in ("suffix", "structured_outputs") else None,
             )
 
     # ---- routes
@@ -403,7 +404,7 @@ class Server:
         context = read.text(body, "context", "")
         top_k = read.integer(body, "top_k", 10, 1, max(1000, len(self.model.vocabulary)))
         self.check_tokens(await self.count(context), "context")
-        return await self.ask(request, lambda: queries.next_words(self.model, context, top_k or 10))
+        return await self.ask(request, lambda: queries.next_words(self.model, self.tokenizer, context, top_k or 10))
 
     async def _posteriors(self, request: Request) -> Response:
         body = await self.body(request)
@@ -418,7 +419,7 @@ class Server:
         memory = self.limits.memory
         return await self.ask(
             request,
-            lambda: queries.text_posteriors(self.model, text, eos, top_k, states, memory),
+            lambda: queries.text_posteriors(self.model, self.tokenizer, text, eos, top_k, states, memory),
             "posteriors",
             Priority.LONG if words > _FEW_WORDS else Priority.QUICK,
         )
@@ -434,13 +435,15 @@ class Server:
         stream = read.boolean(body, "stream", False)
         seed = self.seed(body)
         self.check_tokens(await self.count(template), "template")
-        queries.check_template(self.model, template, limits)
-        constraint = queries.constraint_of(self.model, body, limits)
+        queries.check_template(self.model, self.tokenizer.sentence(template), limits)
+        words = len(self.model.vocabulary)  # among which the nearest to an unknown one is looked for
+        constraint = await off_loop(words, lambda: queries.constraint_of(self.model, body, limits))
         self.check_states("infill")
 
         def parts() -> Iterator[dict[str, Any]]:
             return queries.infill_parts(
                 self.model,
+                self.tokenizer,
                 template,
                 constraint,
                 scope,
@@ -477,15 +480,15 @@ class Server:
 
     async def _state(self, request: Request) -> Response:
         number, top = self.path_number(request, "state"), self.top(request)
-        return await self.explored(request, lambda: _or_404(lambda: self.explorer.state(number, top)))
+        return await self.explored(request, lambda: _or_404("state", lambda: self.explorer.state(number, top)))
 
     async def _word(self, request: Request) -> Response:
         word, top = request.path_params["word"], self.top(request)
-        return await self.explored(request, lambda: _or_404(lambda: self.explorer.word(word, top)))
+        return await self.explored(request, lambda: _or_404("word", lambda: self.explorer.word(word, top)))
 
     async def _block(self, request: Request) -> Response:
         number, top = self.path_number(request, "block"), self.top(request)
-        return await self.explored(request, lambda: _or_404(lambda: self.explorer.block(number, top)))
+        return await self.explored(request, lambda: _or_404("block", lambda: self.explorer.block(number, top)))
 
     async def _tokenizer_info(self, request: Request) -> Response:
         return JSONResponse(self.tokenizer.info())
@@ -574,11 +577,9 @@ def _route(request: Request) -> str:
     return str(request.scope["route"].path).replace(":path}", "}")
 
 
-def _or_404(call: Callable[[], Any]) -> Any:
-    try:
+def _or_404(name: str, call: Callable[[], Any]) -> Any:
+    with about(name, 404):
         return call()
-    except VlhmmError as error:
-        raise RequestError(" ".join(str(error).split()), None, 404) from None
 
 
 async def _disconnected(request: Request) -> None:

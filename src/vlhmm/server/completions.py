@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from vlhmm.server import queries
 from vlhmm.server import requests as read
-from vlhmm.server.errors import RequestError
+from vlhmm.server.errors import RequestError, about
 from vlhmm.server.generation import Generation, Piece, Row, Wishes
 from vlhmm.server.responses import event_stream, json_response, off_loop
 from vlhmm.server.scheduler import CallJob, GenerateJob, Priority, ScoreJob
@@ -246,7 +246,10 @@ async def _exact(wanted: Completion, request: Request) -> tuple[list[dict[str, A
     with server.admitted():
         constraint = None
         if wanted.structured is not None:
-            constraint = await server.compiled(lambda: queries.structured(server.model, wanted.structured, server.limits))
+            with about("structured_outputs"):
+                constraint = await server.compiled(
+                    lambda: queries.structured(server.model, wanted.structured, server.limits)
+                )
         choices = await server.wait_for(request, CallJob(lambda given_up: answers(constraint, given_up), Priority.LONG))
     return choices, sum(choice["num_tokens"] for choice in choices)
 

@@ -1,6 +1,10 @@
 """Errors of requests, as OpenAI's JSON and a status code."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from vlhmm.errors import VlhmmError
 
 _TYPES = {
     401: "authentication_error",
@@ -32,3 +36,12 @@ class RequestError(Exception):
         """Return the headers that belong to the status."""
         found = {"Retry-After": str(self.retry_after)} if self.retry_after else {}
         return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
+
+
+@contextmanager
+def about(field: str, status: int = 400) -> Iterator[None]:
+    """Name the field of the request that an error of the library is about: the page shows the error beside it."""
+    try:
+        yield
+    except VlhmmError as error:
+        raise RequestError(" ".join(str(error).split()), field, status) from None

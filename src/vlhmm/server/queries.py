@@ -20,7 +20,7 @@ from vlhmm.constraints.constraint import (
     regex,
 )
 from vlhmm.data.tokenizer import TokenVocabulary
-from vlhmm.data.user_text import encode_words, generator_of
+from vlhmm.data.user_text import generator_of, known_word
 from vlhmm.data.vocabulary import EOS
 from vlhmm.lattice.template import Fixed, Gap, Item, parse_template
 from vlhmm.queries.decode import decode, posteriors
@@ -29,7 +29,7 @@ from vlhmm.queries.left_to_right import next_distribution
 from vlhmm.queries.score import token_scores, total
 from vlhmm.queries.word_posterior import word_posteriors
 from vlhmm.server import requests as read
-from vlhmm.server.errors import RequestError
+from vlhmm.server.errors import RequestError, about
 from vlhmm.server.limits import Limits
 from vlhmm.server.scoring import Token
 from vlhmm.server.tokenizer import Tokenizer
@@ -51,13 +51,14 @@ def scored_text(text: str, tokens: Sequence[Token], tokenizer: Tokenizer) -> dic
     }
 
 
-def next_words(model: Any, context: str, top_k: int) -> dict[str, Any]:
+def next_words(model: Any, tokenizer: Tokenizer, context: str, top_k: int) -> dict[str, Any]:
     """Return the most probable words after a context, and the entropy of the whole distribution."""
-    found = next_distribution(model, context)
+    with about("context"):
+        found = next_distribution(model, tokenizer.sentence(context))
     return {
         "context": context,
         "eos": model.vocabulary.words[model.vocabulary.eos],
-        "oov": encode_words(model.vocabulary, context).num_oov(model.vocabulary),
+        "oov": tokenizer.num_oov(context),
         "entropy": found.entropy,
         "sum": float(found.probabilities.sum()),
         "words": [
@@ -66,9 +67,13 @@ def next_words(model: Any, context: str, top_k: int) -> dict[str, Any]:
     }
 
 
-def text_posteriors(model: Any, text: str, eos: bool, top_k: int, num_states: int, memory: int) -> dict[str, Any]:
-    """Return surprisals, expected words given both sides, state posteriors and the best path of a text."""
-    known = posteriors(model, text, eos, memory)
+def text_posteriors(
+    model: Any, tokenizer: Tokenizer, written: str, eos: bool, top_k: int, num_states: int, memory: int
+) -> dict[str, Any]:
+    """Return surprisals, the words expected given both sides, state posteriors and the best path of a text."""
+    text = tokenizer.sentence(written)
+    with about("text"):
+        known = posteriors(model, text, eos, memory)
     (path,) = decode(model, text, "viterbi", 1, eos, memory)
     scores = token_scores(model, text, eos)
     places = []
@@ -97,7 +102,7 @@ def text_posteriors(model: Any, text: str, eos: bool, top_k: int, num_states: in
             }
         )
     return {
-        "text": text,
+        "text": written,
         "log_prob": finite(total(score.log_prob for score in scores)),
         "eos_log_prob": finite(scores[-1].log_prob) if eos else None,
         "path_log_prob": path.log_prob,
@@ -107,7 +112,7 @@ def text_posteriors(model: Any, text: str, eos: bool, top_k: int, num_states: in
 
 def constraint_of(model: Any, body: read.Body, limits: Limits) -> Constraint | None:
     """Return the conjunction of the constraints in a request, or None."""
-    parts: list[Constraint] = []
+    parts: list[tuple[str, Constraint]] = []
     asked = [
         name for name in ("must_contain", "must_not", "regex", "length") if body.get(name) is not None
     ]
@@ -121,23 +126,29 @@ def constraint_of(model: Any, body: read.Body, limits: Limits) -> Constraint | N
         if any(not phrase.split() for phrase in phrases):
             raise RequestError(f"{name} holds a phrase of blanks, expected words", name)
     if contain:
-        parts.append(must_contain(*contain, in_order=read.boolean(body, "in_order", False)))
+        parts.append(("must_contain", must_contain(*contain, in_order=read.boolean(body, "in_order", False))))
     if absent:
-        parts.append(must_not(*absent))
+        parts.append(("must_not", must_not(*absent)))
     for pattern in read.strings(body, "regex", 8):
         if len(pattern) > limits.regex_chars:
             raise RequestError(
                 f"regex has {len(pattern):,} characters, expected at most {limits.regex_chars:,}", "regex"
             )
-        parts.append(regex(pattern))
+        with about("regex"):
+            parts.append(("regex", regex(pattern)))
     if body.get("length") is not None:
-        parts.append(length(*read.word_range(body, "length", limits.gap_words * 16)))
-    return reduce(and_, parts) if parts else None
+        parts.append(("length", length(*read.word_range(body, "length", limits.gap_words * 16))))
+    for name, part in parts:
+        with about(name):
+            for word in sorted(part.words()):
+                known_word(model.vocabulary, word)
+    return reduce(and_, (part for _, part in parts)) if parts else None
 
 
 def check_template(model: Any, template: str, limits: Limits) -> None:
     """Raise a RequestError if the gaps of a template are too long, before anything is computed."""
-    items, _ = parse_template(model.vocabulary, template)
+    with about("template"):
+        items, _ = parse_template(model.vocabulary, template)
     words = sum(item.high for item in items if isinstance(item, Gap))
     if words > limits.gap_words:
         raise RequestError(
@@ -147,6 +158,7 @@ def check_template(model: Any, template: str, limits: Limits) -> None:
 
 def infill_parts(
     model: Any,
+    tokenizer: Tokenizer,
     template: str,
     constraint: Constraint | None,
     scope: str,
@@ -165,7 +177,8 @@ def infill_parts(
     """
     if constraint is not None:
         compile_constraint(constraint, model.vocabulary, limits.automaton_states)
-    ready = prepare(model, template, constraint, scope, eos, allow_eos, limits.memory)  # type: ignore[arg-type]
+    with about("template"):
+        ready = prepare(model, tokenizer.sentence(template), constraint, scope, eos, allow_eos, limits.memory)  # type: ignore[arg-type]
     answer: dict[str, Any] = {
         "template": template,
         "mode": mode,
@@ -234,7 +247,8 @@ def between(
     A constraint applies to the words of the gap only. After a suffix the text may continue.
     """
     if isinstance(constraint, Constraint):
-        constraint = compile_constraint(constraint, model.vocabulary, limits.automaton_states)
+        with about("structured_outputs"):
+            constraint = compile_constraint(constraint, model.vocabulary, limits.automaton_states)
     names = model.vocabulary.words
     end = [Fixed(model.vocabulary.eos, read=False)] if suffix is None else [Fixed(token) for token in suffix]
     items: list[Item] = [*(Fixed(token) for token in prompt), Gap(low, high), *end]

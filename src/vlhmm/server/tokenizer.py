@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from vlhmm.data.tokenizer import TokenVocabulary
 from vlhmm.data.vocabulary import EOS, Vocabulary
+from vlhmm.limits import shortened
 from vlhmm.server.errors import RequestError
 
 BOS = "<bos>"
@@ -33,6 +34,12 @@ class Tokenizer:
             ids += [id_of.get(word, unk) for word in line.split()]
         return ids
 
+    def sentence(self, text: str) -> str:
+        """Return a text as the library's queries take it, which read a newline as a blank and know no <bos>."""
+        if text.split(maxsplit=1)[:1] == [BOS] and BOS not in self.vocabulary:
+            text = text.split(BOS, 1)[1]
+        return text.replace("\n", f" {self.vocabulary.words[self.vocabulary.eos]} ")
+
     def num_oov(self, text: str) -> int:
         """Return the number of words of a text that are not in the vocabulary."""
         return sum(word not in self.vocabulary and word != BOS for word in text.split())
@@ -48,7 +55,7 @@ class Tokenizer:
                     f"{BOS} ({value}) stands at place {place} of {param}, expected at the start only", param
                 )
             if not 0 <= value <= self.bos:
-                raise RequestError(f"no token {value}: ids are 0 to {self.bos - 1}, and {self.bos} for {BOS}", param)
+                raise RequestError(f"no token {shortened(value)}: ids are 0 to {self.bos - 1}, and {self.bos} for {BOS}", param)
             found.append(value)
         return found
 
@@ -105,6 +112,10 @@ class SubwordTokenizer(Tokenizer):
         if text.startswith(BOS):
             return [self.bos, *self.vocabulary.ids(text.removeprefix(BOS))]
         return self.vocabulary.ids(text)
+
+    def sentence(self, text: str) -> str:
+        """Return a text without its <bos>."""
+        return text.removeprefix(BOS)
 
     def num_oov(self, text: str) -> int:
         """Return 0: every text can be tokenized."""

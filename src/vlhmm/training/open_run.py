@@ -28,6 +28,10 @@ def open_run(
     """Create the folder of a run, or check that it holds the same run. Returns its blocks, made or read back."""
     if folder.exists():
         check_same_run(folder, corpus, config, hook)
+    elif folder.model_path.exists() or folder.checkpoint_path.exists():  # config.json is written before them
+        raise CheckpointError(
+            f"{folder.path} holds a model and no config.json; restore that file, or choose another --out: the model would be lost"
+        )
     elif any(path != folder.samples_path for path in folder.path.iterdir()) and not folder.blocks_path.exists():
         raise CheckpointError(f"{folder.path} is not empty and holds no run; choose another --out")
     if folder.exists() and folder.blocks_path.exists():

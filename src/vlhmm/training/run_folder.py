@@ -29,9 +29,10 @@ from vlhmm.config import from_dict, to_dict, to_json
 from vlhmm.data.atomic_io import replace_atomically, write_atomically
 from vlhmm.data.checked import check_tensors, read_object
 from vlhmm.data.manifest import (
-    MODEL_FILES,
     accept_files,
+    check_contents,
     check_manifest,
+    check_names,
     confined,
     content_of,
     read_manifest,
@@ -128,10 +129,6 @@ class RunFolder:
         accept_files(self.path, tuple(written))
         content = {**to_dict(config), "corpus": corpus}
         write_listed(self.path, "config.json", (json.dumps(content, indent=2) + "\n").encode())
-
-    def check(self) -> bool:
-        """Check every file that makes the model against the manifest; False, with a warning, if there is none."""
-        return check_manifest(self.path)
 
     def check_to_continue(self) -> None:
         """Check a run that is resumed. One without a checkpoint starts over, so its model is not checked."""
@@ -241,10 +238,9 @@ class RunFolder:
             CheckpointError: A file is missing, damaged, outside the folder, or does not fit the others.
         """
         config, corpus = self.config()
-        for name in MODEL_FILES:  # before anything is read: a pipe would never end
-            confined(self.path, name)
+        check_names(self.path)
         with ThreadPoolExecutor(1) as beside:  # checksums take no interpreter lock
-            checked = beside.submit(self.check)
+            checked = beside.submit(check_contents, self.path)
             try:
                 return self._read(config, corpus)
             finally:
@@ -353,9 +349,18 @@ class RunFolder:
 
     # ---- journal
 
+    def _journal_file(self) -> Path:
+        path = confined(self.path, "journal.jsonl")
+        if path.is_dir():
+            raise CheckpointError(f"{path} is a directory, expected a file; remove it")
+        return path
+
     def journal(self, event: dict[str, Any]) -> None:
-        with open(self.journal_path, "a", encoding="utf-8") as stream:
-            stream.write(to_json(event) + "\n")
+        try:
+            with open(self._journal_file(), "a", encoding="utf-8") as stream:
+                stream.write(to_json(event) + "\n")
+        except OSError as error:
+            raise _cannot_write(self.journal_path, error) from None
 
     def journal_size(self) -> int:
         return self.journal_path.stat().st_size if self.journal_path.exists() else 0
@@ -363,11 +368,15 @@ class RunFolder:
     def truncate_journal(self, size: int) -> None:
         """Remove the journal's lines after the checkpoint; these steps are repeated."""
         if self.journal_size() > size:
-            os.truncate(self.journal_path, size)
+            os.truncate(self._journal_file(), size)
 
     def events(self) -> Iterator[dict[str, Any]]:
         if self.journal_path.exists():
-            for number, line in enumerate(self.journal_path.read_bytes().splitlines(), start=1):
+            try:
+                lines = self._journal_file().read_bytes().splitlines()
+            except OSError as error:
+                raise CheckpointError(f"cannot read {self.journal_path}: {error.strerror or error}") from None
+            for number, line in enumerate(lines, start=1):
                 try:
                     event = json.loads(line)
                     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
