@@ -385,7 +385,7 @@ OPTIONS = {
     "baseline": ["--order", "--max-vocab", "--min-count", "--sample-tokens", "--set", "--seed", "--epochs"],
     "train": ["--states", "--blocks", "--epochs", "--set", "--seed", "--memory", "--time-limit", "--max-vocab", "--mix", "--preset"],
     "distill": ["--tokens", "--temperature", "--iterations", "--states", "--tokenizer", "--template", "--batch", "--max-new-tokens"],
-    "steer": ["-n", "--length", "--regex", "--must-contain", "--must-not", "--json-schema", "--max-new-tokens", "--weight", "--particles", "--beams"],
+    "steer": ["-n", "--words", "--regex", "--must-include", "--must-not", "--json-schema", "--max-new-tokens", "--weight", "--particles", "--beams"],
     "completion": [],
 }
 

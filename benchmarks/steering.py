@@ -254,7 +254,7 @@ class Bench:
         """Free answers that happen to have a word, beside steered ones that must."""
         from vlhmm.steering.generation import generate
         from vlhmm.steering.logits_processor import HMMLogitsProcessor
-        from vlhmm.steering.text_constraint import must_contain
+        from vlhmm.steering.text_constraint import must_include
 
         args, prompt, budget = self.args, prompt_of(noun), 32
         free = [
@@ -272,7 +272,7 @@ class Bench:
         if not common:
             return {"prompt": prompt, "word": None}
         word = common[int(np.random.default_rng(args.seed).integers(len(common)))]
-        constraint = must_contain(word)
+        constraint = must_include(word)
         guide, told = self.guide(constraint, budget)
         parts = [(48, HMMLogitsProcessor(guide, args.weight))]
         parts += [(24, HMMLogitsProcessor(guide, weight)) for weight in (0.0, 1.0)]

@@ -77,13 +77,13 @@ class Task:
         from vlhmm.steering import text_constraint as texts
 
         if self.kind == "keywords":
-            return texts.must_contain(*self.detail)
+            return texts.must_include(*self.detail)
         if self.kind == "regex":
             return texts.regex(self.detail[0])
         if self.kind == "json":
             return texts.json_schema(json.loads(self.detail[0]))
         low, high = map(int, self.detail)
-        return texts.length(low, high) & texts.sentence_end()
+        return texts.words(low, high) & texts.sentence_end()
 
 
 def prompt_of(noun: str) -> str:

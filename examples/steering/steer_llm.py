@@ -15,7 +15,7 @@ from vlhmm import steering
 run, name = sys.argv[1:3]
 hmm, llm = vlhmm.load(run), steering.open_llm(name)
 prompt = "Write one short sentence about a dog."
-constraint = steering.must_contain("park", ["ball", "balls"]) & steering.length(5, 14) & steering.sentence_end()
+constraint = steering.must_include("park", ["ball", "balls"]) & steering.words(5, 14) & steering.sentence_end()
 
 # One call. Every text meets the constraint and ends within the budget.
 texts = steering.generate(llm.model, llm.tokenizer, hmm, prompt, constraint, n=8, temperature=0.8, seed=1)

@@ -353,7 +353,7 @@ def test_every_option_has_help_and_one_spelling():
             for option in action.option_strings:
                 metavars.setdefault(option, {}).setdefault(action.metavar, []).append(verb)
     # steer's words are separated by commas; --out is a file where a file is written
-    several = {"--must-not", "--out", "--prompt"}
+    several = {"--must-include", "--must-contain", "--must-not", "--out", "--prompt"}
     assert {option: of for option, of in metavars.items() if len(of) > 1 and option not in several} == {}
 
 

@@ -65,7 +65,7 @@ def test_a_trained_model_gives_the_probability_of_every_segmentation(parts):
 @pytest.mark.parametrize("dialect", ["ctrl-g", "trace"])
 def test_a_model_written_and_read_again_steers_alike(parts, dialect, tmp_path):
     llm, tokenizer, model = parts
-    constraint = tc.must_contain("dog") & tc.length(2, 4)
+    constraint = tc.must_include("dog") & tc.words(2, 4)
     dense = read_checkpoint(write_checkpoint(model, tmp_path / "hmm", dialect))
     assert is_checkpoint(tmp_path / "hmm") and dense.num_blocks == 1
     assert [path.name for path in tmp_path.glob("hmm/*") if path.is_dir()] == []
@@ -145,4 +145,4 @@ def test_models_over_words_and_other_tokenizers_are_refused(parts, tmp_path, fol
     swapped = {piece: {a: b, b: a}.get(token, token) for piece, token in vocabulary.items()}
     other.get_vocab = lambda: swapped
     with pytest.raises(ConfigError, match="do not match|changes the text"):
-        guide_for(model, other, tc.length(1, 2), 8)
+        guide_for(model, other, tc.words(1, 2), 8)

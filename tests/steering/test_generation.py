@@ -58,7 +58,7 @@ def test_samples_are_exact_and_their_weights_are_the_probability_of_the_constrai
 def test_weights_correct_a_wrong_hmm(weight, particles):
     """With an HMM that is not the LLM, weighted samples still stand for the LLM given the constraint."""
     n = 1500 if particles == 1 else 500
-    model, truth, texts = toy("must_contain", hmm_seed=11, n=n, weight=weight, particles=particles, seed=3, batch=4096)
+    model, truth, texts = toy("must_include", hmm_seed=11, n=n, weight=weight, particles=particles, seed=3, batch=4096)
     exact = text_probabilities(model, lambda text: truth(text[1:]), BUDGET, (2,))
     total = sum(exact.values())
     weights = np.exp([text.log_weight for text in texts])
@@ -75,7 +75,7 @@ def test_weights_correct_a_wrong_hmm(weight, particles):
 def test_more_particles_come_nearer_to_the_truth():
     distance = {}
     for particles in (1, 8):
-        model, truth, texts = toy("must_contain", hmm_seed=11, n=1000, particles=particles, seed=5, batch=16384)
+        model, truth, texts = toy("must_include", hmm_seed=11, n=1000, particles=particles, seed=5, batch=16384)
         distance[particles] = 0.0
         for token in range(5):
             expected = sum(p for tokens, p in conditional(model, truth, (2,)).items() if tokens[0] == token)
@@ -126,7 +126,7 @@ def plain_log_prob(llm, head, ids):
 @pytest.mark.parametrize("how", [{"n": 6}, {"n": 3, "particles": 4}, {"mode": "greedy"}, {"mode": "beam", "n": 2, "num_beams": 4}])
 def test_a_transformer_with_its_cache(llama, how):
     llm, tokenizer = llama
-    constraint = tc.must_contain("dog", "park") & tc.length(2, 6)
+    constraint = tc.must_include("dog", "park") & tc.words(2, 6)
     texts = generate(llm, tokenizer, hmm_of(len(tokenizer)), ["The", "The big dog saw us in"], constraint, max_new_tokens=14, **how)
     assert len(texts) == 2 * how.get("n", 1)
     for text in texts:
@@ -142,8 +142,8 @@ def test_a_transformer_with_its_cache(llama, how):
 def test_tables_and_automata_are_kept_with_the_model(llama):
     llm, tokenizer = llama
     hmm = hmm_of(len(tokenizer))
-    first = guide_for(hmm, tokenizer, tc.must_contain("dog"), 9, [0, 1])
-    second = guide_for(hmm, tokenizer, tc.must_contain("dog"), 8, [0, 1])
+    first = guide_for(hmm, tokenizer, tc.must_include("dog"), 9, [0, 1])
+    second = guide_for(hmm, tokenizer, tc.must_include("dog"), 8, [0, 1])
     assert first.table is second.table and len(hmm.automata) == 1
 
 
@@ -176,4 +176,4 @@ def test_refusals_before_anything_is_generated(how, said):
 def test_another_tokenizer_is_refused(llama):
     llm, tokenizer = llama
     with pytest.raises(ConfigError, match="do not match"):
-        generate(llm, tokenizer, hmm_of(40), "a", tc.length(1, 2))
+        generate(llm, tokenizer, hmm_of(40), "a", tc.words(1, 2))

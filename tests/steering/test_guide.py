@@ -54,7 +54,7 @@ def test_probability_after_every_prefix_equals_enumeration(name, blocks, size, d
 
 def test_a_batch_gives_what_single_sequences_give():
     model = random_hmm(3, 4, seed=2)
-    guide = guide_of("must_contain", model)
+    guide = guide_of("must_include", model)
     texts = [(0, 2, 1), (2, 0, 2), (3, 2, 0), (4, 2, 5)]
     batch = guide.start([()] * 4)
     singles = [guide.start([()]) for _ in texts]

@@ -69,10 +69,10 @@ def test_sampling_is_exact_conditioning(name):
 def test_a_wrong_model_is_seen():
     """The test above can fail: another HMM leads to another distribution."""
     model = random_hmm(2, 3, seed=7)
-    processor = HMMLogitsProcessor(guide_of("must_contain", random_hmm(2, 3, seed=8)), read_prompt=True)
+    processor = HMMLogitsProcessor(guide_of("must_include", random_hmm(2, 3, seed=8)), read_prompt=True)
     torch.manual_seed(1)
     found = run(ToyLLM(model), processor, [(2,)] * 800, do_sample=True, top_k=0)
-    assert agree(Counter(found), conditional(model, CASES["must_contain"][1], (2,))) < 1e-6
+    assert agree(Counter(found), conditional(model, CASES["must_include"][1], (2,))) < 1e-6
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -115,7 +115,7 @@ def test_greedy_and_one_processor_for_several_calls():
 @pytest.mark.parametrize("weight", [0.0, 0.3, 2.5])
 def test_weights_scale_the_ratio_and_keep_the_constraint(weight):
     model, other = random_hmm(2, 3, seed=4), random_hmm(2, 3, seed=5)
-    guide = guide_of("must_contain", other)
+    guide = guide_of("must_include", other)
     ids = torch.tensor([[2], [2]])
     scores = torch.randn(2, len(PIECES) + 1, generator=torch.Generator().manual_seed(0)).double()
     ratios, _ = guide.log_ratios(guide.start([(), ()]))
@@ -125,7 +125,7 @@ def test_weights_scale_the_ratio_and_keep_the_constraint(weight):
     assert (steered[:, :-1][~finite] == -torch.inf).all() and (steered[:, -1] == -torch.inf).all()
     torch.manual_seed(0)
     found = run(ToyLLM(model), HMMLogitsProcessor(guide, weight=weight), [(2,)] * 50, do_sample=True, top_k=0)
-    truth = CASES["must_contain"][1]
+    truth = CASES["must_include"][1]
     for tokens in found:
         assert tokens[-1] in EOS and truth(b"".join(PIECES[token] for token in tokens[:-1]).decode())
     with pytest.raises(ConfigError, match="weight"):

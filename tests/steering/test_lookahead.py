@@ -22,14 +22,14 @@ def word(w):
 CASES = {
     "regex": (lambda: tc.regex("(ab)*b? ?a"), lambda t: re.fullmatch("(ab)*b? ?a", t) is not None),
     "choice": (lambda: tc.choice("ab", "a b"), lambda t: t in ("ab", "a b")),
-    "must_contain": (lambda: tc.must_contain("a", ["b", "ab"]), lambda t: word("a")(t) and (word("b")(t) or word("ab")(t))),
-    "any_case": (lambda: tc.must_contain("AB", any_case=True), word("ab")),
+    "must_include": (lambda: tc.must_include("a", ["b", "ab"]), lambda t: word("a")(t) and (word("b")(t) or word("ab")(t))),
+    "any_case": (lambda: tc.must_include("AB", any_case=True), word("ab")),
     "must_not": (lambda: tc.must_not("a", "bb"), lambda t: not word("a")(t) and not word("bb")(t)),
-    "words": (lambda: tc.length(2, 3), lambda t: 2 <= len(t.split()) <= 3),
+    "words": (lambda: tc.words(2, 3), lambda t: 2 <= len(t.split()) <= 3),
     "prefix": (lambda: tc.prefix("ab"), lambda t: t.startswith("ab")),
     "suffix": (lambda: tc.suffix(" a"), lambda t: t.endswith(" a")),
     "and-or-not": (
-        lambda: (tc.prefix("a") | tc.suffix("b")) & ~tc.length(1, 1),
+        lambda: (tc.prefix("a") | tc.suffix("b")) & ~tc.words(1, 1),
         lambda t: (t.startswith("a") or t.endswith("b")) and len(t.split()) != 1,
     ),
 }
@@ -89,7 +89,7 @@ def plain_table(model, automaton, levels):
 def test_products_of_shared_parts_equal_plain_ones(dtype, blocks, size, memory):
     model = random_hmm(blocks, size, seed=3)
     hmm = steering_hmm(model, dtype, memory=memory)
-    automaton = token_automaton((tc.must_contain("ab", "b", "aab") | tc.length(3, 3)).automaton, PIECES, EOS)
+    automaton = token_automaton((tc.must_include("ab", "b", "aab") | tc.words(3, 3)).automaton, PIECES, EOS)
     table = LookaheadTable(hmm, automaton, 9)
     table.fill()
     compared = 0

@@ -44,12 +44,12 @@ def steer(folder, *more, run="run"):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (["--must-contain", "dog|dogs", "--must-contain", "park", "--length", "2-5"], {"must_contain": [["dog", "dogs"], "park"], "length": (2, 5)}),
+        (["--must-include", "dog|dogs,park", "--words", "2-5"], {"must_include": [["dog", "dogs"], "park"], "words": (2, 5)}),
         (["--choice", "red", "--choice", "a cat", "--mode", "greedy"], {"choice": ["red", "a cat"]}),
         (["--regex", "[ab]{3}", "--mode", "beam", "--beams", "3"], {"regex": "[ab]{3}"}),
         (["--prefix", "The", "--suffix", "us", "--must-not", "dog", "--must-not", "cat"], {"prefix": "The", "suffix": "us", "must_not": ["dog", "cat"]}),
-        (["--sentence-end", "--must-contain", "US", "--any-case", "--particles", "3"], {"sentence_end": True, "must_contain": ["us"], "any_case": True}),
-        (["--length", "3"], {"length": (3, 3)}),
+        (["--sentence-end", "--must-include", "US", "--any-case", "--particles", "3"], {"sentence_end": True, "must_include": ["us"], "any_case": True}),
+        (["--words", "3"], {"words": (3, 3)}),
     ],
 )
 def test_texts_meet_the_constraints(folder, capsys, options, named):
@@ -75,7 +75,7 @@ def test_formats_prompts_and_schemas(folder, capsys):
 
 def test_a_checkpoint_of_ctrl_g(folder, capsys):
     write_checkpoint(vlhmm.load(folder / "run"), folder / "ctrlg", "ctrl-g")
-    assert main(steer(folder, "--prompt", "The", "--must-contain", "dog", "--quiet", run="ctrlg")) == 0
+    assert main(steer(folder, "--prompt", "The", "--must-include", "dog", "--quiet", run="ctrlg")) == 0
     assert "dog" in capsys.readouterr().out
 
 
@@ -90,14 +90,14 @@ def test_a_checkpoint_of_ctrl_g(folder, capsys):
         (["--prompt", "x", "--prompts", "nowhere.txt"], "run", "no such file: nowhere.txt"),
         (["--prompt", "x", "--regex", "(a"], "run", "cannot compile"),
         (["--prompt", "x", "--json-schema", "nowhere.json"], "run", "no such file: nowhere.json"),
-        (["--prompt", "x", "--length", "b"], "run", "--length 'b': expected a number, A-B or A-"),
-        (["--prompt", "x", "--must-contain", "a||b"], "run", "a text is empty"),
-        (["--prompt", "x", "--length", "9-", "--max-new-tokens", "5"], "run", "at least 10 tokens with the end token, max_new_tokens is 5"),
+        (["--prompt", "x", "--words", "b"], "run", "--words 'b': expected a number, A-B or A-"),
+        (["--prompt", "x", "--must-include", "a||b"], "run", "a text is empty"),
+        (["--prompt", "x", "--words", "9-", "--max-new-tokens", "5"], "run", "at least 10 tokens with the end token, max_new_tokens is 5"),
         (["--prompt", "x", "--prefix", "a", "--choice", "b"], "run", "exclude each other"),
         (["--prompt", "x", "--max-new-tokens", "0"], "run", "from 1 to 100,000"),
         (["--prompt", "x", "--temperature", "0"], "run", "from 1e-06"),
         (["--prompt", "x", "--template", "no place"], "run", "has no {prompt}"),
-        (["--prompt", "x", "--length", "1-12", "--memory", "10k"], "run", "raise memory"),
+        (["--prompt", "x", "--words", "1-12", "--memory", "10k"], "run", "raise memory"),
     ],
 )
 def test_bad_input_has_one_line(folder, capsys, arguments, run, said):
@@ -110,6 +110,6 @@ def test_bad_input_has_one_line(folder, capsys, arguments, run, said):
 def test_a_missing_extra_is_named(folder, missing):
     code = f"import sys; sys.modules[{missing!r}] = None; from vlhmm.cli.main import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
-        [sys.executable, "-c", code, *steer(folder, "--prompt", "x", "--length", "1-2", "--quiet")], capture_output=True, text=True
+        [sys.executable, "-c", code, *steer(folder, "--prompt", "x", "--words", "1-2", "--quiet")], capture_output=True, text=True
     )
     assert done.returncode == 2 and "pip install 'vlhmm[llm]'" in done.stderr and done.stderr.count("\n") == 1, done.stderr

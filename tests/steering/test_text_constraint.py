@@ -26,23 +26,23 @@ def includes(word, flags=0):
 CASES = [
     (lambda: tc.regex("a+b?"), lambda t: re.fullmatch("a+b?", t) is not None),
     (lambda: tc.choice("ab", "a.", "é"), lambda t: t in ("ab", "a.", "é")),
-    (lambda: tc.must_contain("ab"), includes("ab")),
-    (lambda: tc.must_contain("a", ["b", "bb"]), lambda t: includes("a")(t) and (includes("b")(t) or includes("bb")(t))),
-    (lambda: tc.must_contain("A", any_case=True), includes("A", re.I)),
-    (lambda: tc.must_contain("a."), lambda t: re.search(r"(?<!\w)a\.", t) is not None),
+    (lambda: tc.must_include("ab"), includes("ab")),
+    (lambda: tc.must_include("a", ["b", "bb"]), lambda t: includes("a")(t) and (includes("b")(t) or includes("bb")(t))),
+    (lambda: tc.must_include("A", any_case=True), includes("A", re.I)),
+    (lambda: tc.must_include("a."), lambda t: re.search(r"(?<!\w)a\.", t) is not None),
     (lambda: tc.must_not("a", "bb"), lambda t: not includes("a")(t) and not includes("bb")(t)),
-    (lambda: tc.length(2, 3), lambda t: 2 <= len(t.split()) <= 3),
-    (lambda: tc.length(0, 1), lambda t: len(t.split()) <= 1),
-    (lambda: tc.length(0, 0), lambda t: not t.split()),
-    (lambda: tc.length(2), lambda t: len(t.split()) >= 2),
+    (lambda: tc.words(2, 3), lambda t: 2 <= len(t.split()) <= 3),
+    (lambda: tc.words(0, 1), lambda t: len(t.split()) <= 1),
+    (lambda: tc.words(0, 0), lambda t: not t.split()),
+    (lambda: tc.words(2), lambda t: len(t.split()) >= 2),
     (lambda: tc.prefix("a."), lambda t: t.startswith("a.")),
     (lambda: tc.suffix("é."), lambda t: t.endswith("é.")),
     (lambda: tc.sentence_end(), lambda t: t.endswith(".")),
     (lambda: tc.anything(), lambda t: True),
     (lambda: ~tc.regex("a*"), lambda t: re.fullmatch("a*", t) is None),
     (lambda: tc.prefix("a") & ~tc.suffix("b"), lambda t: t.startswith("a") and not t.endswith("b")),
-    (lambda: tc.prefix("b") | tc.length(3, 3), lambda t: t.startswith("b") or len(t.split()) == 3),
-    (lambda: ~(tc.must_contain("a") | tc.prefix(".")), lambda t: not includes("a")(t) and not t.startswith(".")),
+    (lambda: tc.prefix("b") | tc.words(3, 3), lambda t: t.startswith("b") or len(t.split()) == 3),
+    (lambda: ~(tc.must_include("a") | tc.prefix(".")), lambda t: not includes("a")(t) and not t.startswith(".")),
 ]
 
 
@@ -73,8 +73,8 @@ def test_token_automata_accept_every_segmentation(make, truth):
 
 
 def test_minimal_and_equal_constraints_have_equal_automata():
-    left = tc.must_contain("a") & tc.must_contain("b")
-    right = ~(~tc.must_contain("b") | ~tc.must_contain("a"))
+    left = tc.must_include("a") & tc.must_include("b")
+    right = ~(~tc.must_include("b") | ~tc.must_include("a"))
     assert left.automaton.num_states == right.automaton.num_states
     np.testing.assert_array_equal(left.automaton.delta, right.automaton.delta)
 
@@ -89,12 +89,12 @@ def test_json_schema():
     ("make", "said"),
     [
         (lambda: tc.regex("(a"), "cannot compile"),
-        (lambda: tc.regex(r"\bab"), "must_contain for whole words"),
-        (lambda: tc.must_contain(), "at least one word"),
-        (lambda: tc.must_contain(""), "is empty"),
-        (lambda: tc.length(3, 2), "low <= high"),
+        (lambda: tc.regex(r"\bab"), "must_include for whole words"),
+        (lambda: tc.must_include(), "at least one word"),
+        (lambda: tc.must_include(""), "is empty"),
+        (lambda: tc.words(3, 2), "low <= high"),
         (lambda: tc.json_schema("{"), "JSON schema"),
-        (lambda: tc.must_contain("abcd", "bcda", "cdab", max_states=50), r"automaton of \d+ states, the limit is 50"),
+        (lambda: tc.must_include("abcd", "bcda", "cdab", max_states=50), r"automaton of \d+ states, the limit is 50"),
     ],
 )
 def test_refusals_are_one_line(make, said):
@@ -116,9 +116,9 @@ def test_budget():
 
 
 def test_named_constraints_are_combined():
-    both = tc.constraint(must_contain=["AB", ["b", "é"]], must_not=["a"], length=(2, 3), prefix="ab", any_case=True)
+    both = tc.constraint(must_include=["AB", ["b", "é"]], must_not=["a"], words=(2, 3), prefix="ab", any_case=True)
     parts = [
-        tc.must_contain("AB", ["b", "é"], any_case=True), tc.must_not("a", any_case=True), tc.length(2, 3), tc.prefix("ab"),
+        tc.must_include("AB", ["b", "é"], any_case=True), tc.must_not("a", any_case=True), tc.words(2, 3), tc.prefix("ab"),
     ]  # fmt: skip
     for text in TEXTS:
         assert both.accepts(text) == all(part.accepts(text) for part in parts), text
@@ -139,8 +139,8 @@ def test_a_pattern_that_explodes_is_refused_and_ends_nothing(pattern, monkeypatc
 
 def test_long_phrases_take_seconds_and_longer_ones_are_refused():
     began = time.monotonic()
-    assert tc.must_contain("a" * 1000).automaton.num_states > 1000
-    for make in (lambda: tc.must_contain("a" * 5000), lambda: tc.length(1, 10**9), lambda: tc.length(10**6)):
+    assert tc.must_include("a" * 1000).automaton.num_states > 1000
+    for make in (lambda: tc.must_include("a" * 5000), lambda: tc.words(1, 10**9), lambda: tc.words(10**6)):
         with pytest.raises(QueryError, match="states, the limit is"):
             make()
     assert time.monotonic() - began < 8

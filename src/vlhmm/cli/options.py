@@ -43,13 +43,13 @@ def add_constraint_options(parser: argparse.ArgumentParser) -> None:
     """Add --must-contain, --in-order, --must-not, --length, --regex and --scope."""
     group = parser.add_argument_group("constraints (all of them hold; words must be in the vocabulary)")
     group.add_argument(
-        "--must-contain", action="append", default=[], metavar="PHRASE", help="word or phrase that the text contains; repeatable"
+        "--must-contain", "--must-include", action="append", default=[], metavar="PHRASE", help="word or phrase that the text contains; repeatable"
     )
     group.add_argument("--in-order", action="store_true", help="the --must-contain phrases occur in the order given")
     group.add_argument(
         "--must-not", action="append", default=[], metavar="PHRASE", help="word or phrase that it does not contain; repeatable"
     )
-    group.add_argument("--length", metavar="A-B", help="A to B words; A- for at least A, A for exactly A")
+    group.add_argument("--length", "--words", metavar="A-B", help="A to B words; A- for at least A, A for exactly A")
     group.add_argument(
         "--regex", action="append", default=[], metavar="PATTERN", help="pattern over words that the whole text matches, e.g. 'the .* [a b] c?'"
     )

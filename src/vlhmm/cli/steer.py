@@ -24,8 +24,8 @@ constraint. log_weight is log p(text | prompt) - log q(text) at the sampling tem
 that the text was drawn from: exp(log_weight) weights averages under the language model given the constraint.
 
 examples:
-  vlhmm steer runs/smol --llm SmolLM2.gguf --prompt "Write one sentence about a dog." --must-contain park --must-contain ball -n 5
-  vlhmm steer runs/smol --llm SmolLM2.gguf --prompt "Describe the sea." --must-contain "wave|waves" --length 5-12
+  vlhmm steer runs/smol --llm SmolLM2.gguf --prompt "Write one sentence about a dog." --must-include park,ball -n 5
+  vlhmm steer runs/smol --llm SmolLM2.gguf --prompt "Describe the sea." --must-include "wave|waves,wind" --words 5-12
   vlhmm steer runs/smol --llm SmolLM2.gguf --prompt "A person, as JSON." --json-schema person.json --format json
   vlhmm steer runs/smol --llm SmolLM2.gguf --prompts questions.txt --choice yes --choice no --format jsonl
   vlhmm steer runs/smol --llm SmolLM2.gguf --prompt "Write about rain." --must-not rain --particles 8
@@ -51,13 +51,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     group = parser.add_argument_group("constraints on the text (all of them hold)")
     group.add_argument(
-        "--must-contain", action="append", default=[], metavar="PHRASE", help="word or phrase that the text contains, or A|B for any one of several; repeatable"
-    )
+        "--must-include", "--must-contain", action="append", default=[], metavar="A,B|C",
+        help="words or phrases that the text contains, separated by commas; | separates alternatives; repeatable",
+    )  # fmt: skip
     group.add_argument(
-        "--must-not", action="append", default=[], metavar="PHRASE", help="word or phrase that it does not contain; repeatable"
+        "--must-not", action="append", default=[], metavar="A,B", help="words or phrases that it does not contain; repeatable"
     )
-    group.add_argument("--any-case", action="store_true", help="--must-contain and --must-not ignore case")
-    group.add_argument("--length", metavar="A-B", help="A to B words; A- for at least A, A for exactly A")
+    group.add_argument("--any-case", action="store_true", help="--must-include and --must-not ignore case")
+    group.add_argument("--words", "--length", metavar="A-B", help="A to B words; A- for at least A, A for exactly A")
     group.add_argument("--regex", metavar="PATTERN", help="regular expression that the whole text matches")
     group.add_argument("--choice", action="append", default=[], metavar="TEXT", help="the text is one of those given; repeatable")
     group.add_argument("--json-schema", metavar="FILE", help="the text is a JSON value of this schema: a file, or the schema itself")
@@ -153,14 +154,22 @@ def constraint_of(args: argparse.Namespace) -> Any:
         regex=args.regex,
         choice=args.choice,
         json_schema=_schema(args.json_schema),
-        must_contain=[item.split("|") if "|" in item else item for item in args.must_contain],
-        must_not=args.must_not,
-        length=None if args.length is None else word_range(args.length, "--length"),
+        must_include=[item.split("|") if "|" in item else item for item in _items(args.must_include, "--must-include")],
+        must_not=_items(args.must_not, "--must-not"),
+        words=None if args.words is None else word_range(args.words, "--words"),
         prefix=args.prefix,
         suffix=args.suffix,
         sentence_end=args.sentence_end,
         any_case=args.any_case,
     )
+
+
+def _items(given: list[str], option: str) -> list[str]:
+    """Return the words or phrases between the commas of an option, however often it is given."""
+    items = [item.strip() for each in given for item in each.split(",")]
+    if not all(items):
+        raise ConfigError(f"{option} {','.join(given)!r} has an empty word; expected words with commas between them")
+    return items
 
 
 def _schema(given: str | None) -> str | None:

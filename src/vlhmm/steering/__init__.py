@@ -2,7 +2,7 @@
 
     from vlhmm import steering
     texts = steering.generate(llm, tokenizer, vlhmm.load("runs/smol"), "Write one sentence about a dog.",
-                              steering.must_contain("park", ["ball", "balls"]) & steering.length(5, 12), n=5)
+                              steering.must_include("park", ["ball", "balls"]) & steering.words(5, 12), n=5)
 
 Needs the extra: pip install 'vlhmm[llm]'.
 """
@@ -19,17 +19,17 @@ from vlhmm.steering.text_constraint import (
     choice,
     constraint,
     json_schema,
-    length,
-    must_contain,
+    must_include,
     must_not,
     prefix,
     regex,
     sentence_end,
     suffix,
+    words,
 )
 
 __all__ = [
     "LLM", "Guide", "GuideState", "HMMLogitsProcessor", "SteeredText", "SteeringHMM", "TextConstraint", "anything",
-    "choice", "constraint", "generate", "guide_for", "json_schema", "length", "must_contain", "must_not", "open_llm", "prefix",
-    "read_checkpoint", "regex", "sentence_end", "suffix", "write_checkpoint",
+    "choice", "constraint", "generate", "guide_for", "json_schema", "must_include", "must_not", "open_llm", "prefix",
+    "read_checkpoint", "regex", "sentence_end", "suffix", "words", "write_checkpoint",
 ]  # fmt: skip

@@ -66,7 +66,7 @@ def from_regex(pattern: str, ours: bool = True) -> ByteAutomaton:
             return ByteAutomaton(np.full((1, 256), DEAD, dtype=np.int32), np.zeros(1, dtype=bool))
         raise QueryError(
             f"cannot compile the regular expression {shortened(pattern, 80)}: {reason[:120]}; "
-            "look-around, back-references and Unicode \\b are not regular: use must_contain for whole words"
+            "look-around, back-references and Unicode \\b are not regular: use must_include for whole words"
         ) from None
     rows = rows.reshape(-1, 2 + 256)
     names, final, following = rows[:, 0], rows[:, 1].astype(bool), rows[:, 2:]

@@ -25,7 +25,7 @@ class TextConstraint:
     """A regular set of texts. `a & b` is the intersection, `a | b` the union, `~a` the complement.
 
     Example:
-        >>> constraint = must_contain("park", ["dog", "dogs"]) & length(5, 12)
+        >>> constraint = must_include("park", ["dog", "dogs"]) & words(5, 12)
         >>> constraint.accepts("two dogs ran to the park")
         True
     """
@@ -93,19 +93,19 @@ def json_schema(schema: str | dict[str, object], max_states: int = MAX_STATES) -
     return TextConstraint("json_schema(...)", byte_automaton.from_regex(pattern, ours=False), max_states)
 
 
-def must_contain(*items: str | Sequence[str], any_case: bool = False, max_states: int = MAX_STATES) -> TextConstraint:
+def must_include(*items: str | Sequence[str], any_case: bool = False, max_states: int = MAX_STATES) -> TextConstraint:
     """Accept texts that contain every item at word boundaries. An item that is a list stands for any one of its members.
 
     The minimal automaton has about 2^items * letters states.
     """
     if not items:
-        raise QueryError("must_contain needs at least one word")
+        raise QueryError("must_include needs at least one word")
     parts = []
     for item in items:
         alternatives = [item] if isinstance(item, str) else list(item)
-        parts.append(TextConstraint(f"must_contain({item!r})", _including(alternatives, any_case), max_states))
+        parts.append(TextConstraint(f"must_include({item!r})", _including(alternatives, any_case), max_states))
     whole = reduce(lambda left, right: left & right, parts)
-    whole.description = f"must_contain{items!r}"
+    whole.description = f"must_include{items!r}"
     return whole
 
 
@@ -117,10 +117,10 @@ def must_not(*items: str, any_case: bool = False, max_states: int = MAX_STATES) 
     return TextConstraint(f"must_not{items!r}", refused, max_states)
 
 
-def length(low: int, high: int | None = None) -> TextConstraint:
+def words(low: int, high: int | None = None) -> TextConstraint:
     """Accept texts of `low` to `high` words (runs of characters between white space). None means no upper limit."""
     if low < 0 or (high is not None and high < low):
-        raise QueryError(f"length({low}, {high}): expected 0 <= low <= high")
+        raise QueryError(f"words({low}, {high}): expected 0 <= low <= high")
     byte_automaton.check_count(8 * max(low, high or 0), MAX_STATES)  # states inside multi-byte characters included
     space, other = f"[{_SPACE}]", f"[^{_SPACE}]"
     more = "" if high is None else str(high - 1)
@@ -129,7 +129,7 @@ def length(low: int, high: int | None = None) -> TextConstraint:
     else:
         some = f"{space}*{other}+({space}+{other}+){{{max(low - 1, 0)},{more}}}{space}*"
         pattern = f"({some})|{space}*" if low == 0 else some
-    return TextConstraint(f"length({low}, {high})", byte_automaton.from_regex(pattern))
+    return TextConstraint(f"words({low}, {high})", byte_automaton.from_regex(pattern))
 
 
 def prefix(text: str) -> TextConstraint:
@@ -147,8 +147,8 @@ def sentence_end() -> TextConstraint:
     return TextConstraint("sentence_end()", byte_automaton.from_regex("(?s).*[.!?][\"')\u201d\u2019]*"))
 
 
-_regex, _choice, _json_schema, _must_contain, _must_not = regex, choice, json_schema, must_contain, must_not
-_length, _prefix, _suffix, _sentence_end = length, prefix, suffix, sentence_end
+_regex, _choice, _json_schema, _must_include, _must_not = regex, choice, json_schema, must_include, must_not
+_words, _prefix, _suffix, _sentence_end = words, prefix, suffix, sentence_end
 
 
 def constraint(
@@ -156,9 +156,9 @@ def constraint(
     regex: str | None = None,
     choice: Sequence[str] = (),
     json_schema: str | dict[str, object] | None = None,
-    must_contain: Sequence[str | Sequence[str]] = (),
+    must_include: Sequence[str | Sequence[str]] = (),
     must_not: Sequence[str] = (),
-    length: tuple[int, int | None] | None = None,
+    words: tuple[int, int | None] | None = None,
     prefix: str = "",
     suffix: str = "",
     sentence_end: bool = False,
@@ -171,20 +171,20 @@ def constraint(
         regex: A pattern that the whole text matches.
         choice: The text is one of these.
         json_schema: The text is a JSON value of this schema.
-        must_contain: Words or phrases that the text contains, each at word boundaries. A list means any one of its members.
+        must_include: Words or phrases that the text contains, each at word boundaries. A list means any one of its members.
         must_not: Words or phrases that the text does not contain.
-        length: The least and the greatest number of words; None for no upper limit.
+        words: The least and the greatest number of words; None for no upper limit.
         prefix: The beginning of the text.
         suffix: The end of the text.
         sentence_end: Whether the text ends with . ! or ?
-        any_case: Whether must_contain and must_not ignore case.
+        any_case: Whether must_include and must_not ignore case.
         max_states: Automata with more states are refused.
 
     Returns:
         The combined constraint.
 
     Example:
-        >>> constraint(must_contain=["park", ["dog", "dogs"]], length=(5, 12)).accepts("two dogs ran to the park")
+        >>> constraint(must_include=["park", ["dog", "dogs"]], words=(5, 12)).accepts("two dogs ran to the park")
         True
     """
     parts = []
@@ -194,12 +194,12 @@ def constraint(
         parts.append(_choice(*choice))
     if json_schema is not None:
         parts.append(_json_schema(json_schema, max_states))
-    if must_contain:
-        parts.append(_must_contain(*must_contain, any_case=any_case, max_states=max_states))
+    if must_include:
+        parts.append(_must_include(*must_include, any_case=any_case, max_states=max_states))
     if must_not:
         parts.append(_must_not(*must_not, any_case=any_case, max_states=max_states))
-    if length is not None:
-        parts.append(_length(*length))
+    if words is not None:
+        parts.append(_words(*words))
     if prefix:
         parts.append(_prefix(prefix))
     if suffix:
@@ -231,7 +231,7 @@ def _any_case(text: str) -> str:
 
 def _including(texts: Sequence[str], any_case: bool) -> ByteAutomaton:
     """Compile (.*[^word])? text ([^word].*)?; a side whose outer character is not a word character needs no boundary."""
-    _check_texts("must_contain or must_not", texts)
+    _check_texts("must_include or must_not", texts)
     parts = []
     for text in texts:
         before = f"(.*[^{_WORD}])?" if _is_word(text[0]) else ".*"
