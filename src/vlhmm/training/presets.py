@@ -73,7 +73,9 @@ DISTILL_ITERATIONS = 270  # E-steps of `vlhmm distill`, however long the text
 
 def distill() -> RunConfig:
     """2^14 states in 256 blocks, for the samples of a language model (`vlhmm distill`)"""
-    config = em(2**14, 256, 45, em_tokens=250_000, embedding_dropout=0.15, checks_per_epoch=0.25)
+    config = em(
+        2**14, 256, 45, em_tokens=250_000, state_dropout=0.25, embedding_dropout=0.2, checks_per_epoch=0.25
+    )
     # equal blocks: a lookahead table pays for the padding of uneven ones
     return replace(config, model=replace(config.model, embedding="independent"))
 
