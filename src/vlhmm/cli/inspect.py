@@ -92,10 +92,10 @@ def asked_for(args: argparse.Namespace) -> Any:
         raise QueryError(f"{args.kind} takes {wanted}: vlhmm inspect {args.run_folder} {args.kind} {example}")
     if args.kind == "word":
         return args.subject
-    found = digits(args.subject)
+    found = digits(args.subject.removeprefix("-"))
     if found is None:
         raise QueryError(f"{args.kind} takes {wanted}, got {shortened(args.subject)}")
-    return found
+    return -found if args.subject.startswith("-") else found  # a negative number is refused with the range
 
 
 def check_subject(model: Any, kind: str | None, subject: Any, top: int, inspection: Any) -> None:
