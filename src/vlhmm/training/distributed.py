@@ -11,8 +11,10 @@ added up in float64 in the order of ranks, so that a run is bit-identical for a 
 rounding for another one. Rank 0 alone writes. All ranks read the same run folder.
 """
 
+import atexit
 import os
 import socket
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -219,6 +221,7 @@ class Ranks:
         else:
             who = f"the connection to another of {self.size} ranks is lost ({str(error).splitlines()[0][:120] if error else ''})"
         message = f"{who}; the last checkpoint is kept, and the same command resumes from there, with any number of ranks"
+        atexit.register(_end_at_once)
         if self._noticed_first(min(alive)):
             raise TrainingError(message) from None
         raise SystemExit(TrainingError.exit_code) from None  # one rank says it
@@ -236,6 +239,13 @@ class Ranks:
             except RuntimeError:  # the store has gone with its process or machine
                 pass
         return self.rank == otherwise
+
+
+def _end_at_once() -> None:
+    """End this process without destructors: those of gloo's threads abort it now and then once a connection is lost."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(TrainingError.exit_code)
 
 
 def _lives(pid: int) -> bool:
