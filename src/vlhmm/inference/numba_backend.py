@@ -121,8 +121,26 @@ def widest(row, first, t, after, widths, emit_of, size):
 
 
 @kernel
+def prefetch_rows(matrix, first, last, width):
+    """Ask for the first `width` entries of some rows of a contiguous matrix."""
+    step = 64 // matrix.itemsize  # entries in a cache line
+    for row in range(first, last):
+        for column in range(0, width, step):
+            prefetch(matrix, row, column)
+
+
+@kernel
+def prefetch_messages(row, first, t, after, messages, time):
+    """Ask for the messages of the linked rows at times t - 1 and t; `messages` has a row per token."""
+    while row >= 0:
+        prefetch_rows(messages, max(0, row * time + t - 1), row * time + t + 1, messages.shape[1])
+        row = after[row - first]
+
+
+@kernel
 def forward_rows(first, last, start, emission, widths, tiles, start_of, emit_of, edge_of, lengths, carry, alpha, scale):
     size, zero = emission.shape[1], emission.dtype.type(0)  # a literal 0 would make sums of float32 float64
+    tile_rows, alpha_rows = tiles.reshape(-1, size), alpha.reshape(-1, size)
     head = np.full(tiles.shape[0], -1)
     after, entered = np.empty(last - first, np.int64), np.empty(last - first, np.int64)
     for t in range(lengths[first:last].max()):
@@ -131,12 +149,17 @@ def forward_rows(first, last, start, emission, widths, tiles, start_of, emit_of,
                 fresh = edge_of[b, t] < 0
                 for j in range(size):
                     alpha[b, t, j] = start[start_of[b, t], j] if fresh else zero
-        for n in range(link_by_tile(first, last, t, lengths, edge_of, head, after, entered)):
-            edge = entered[n]
-            rows, head[edge] = head[edge], -1
+        num_entered = link_by_tile(first, last, t, lengths, edge_of, head, after, entered)
+        for n in range(num_entered):
+            # a tile is too short for the processor to foresee the next one: it is asked for while this one is multiplied
+            edge, following = entered[n], entered[min(n + 1, num_entered - 1)]
+            next_left, next_width = widest(head[following], first, t, after, widths, emit_of, size)
+            prefetch_messages(head[following], first, t, after, alpha_rows, alpha.shape[1])
+            rows, head[edge], next_row = head[edge], -1, following * size
             left, width = widest(rows, first, t, after, widths, emit_of, size)
             even = left - left % 4
             for i in range(0, even, 4):
+                prefetch_rows(tile_rows, next_row + i, next_row + min(i + 4, next_left), next_width)
                 b = rows
                 while b >= 0:
                     before = alpha[b, t - 1] if t > 0 else carry[b]
@@ -149,6 +172,7 @@ def forward_rows(first, last, start, emission, widths, tiles, start_of, emit_of,
                             + a3 * tiles[edge, i + 3, j]
                         )
                     b = after[b - first]
+            prefetch_rows(tile_rows, next_row + even, next_row + next_left, next_width)
             for i in range(even, left):
                 b = rows
                 while b >= 0:
@@ -171,6 +195,7 @@ def forward_rows(first, last, start, emission, widths, tiles, start_of, emit_of,
 @kernel
 def backward_rows(first, last, emission, widths, tiles, emit_of, edge_of, lengths, alpha, scale, posterior, right):
     size, zero, one = emission.shape[1], emission.dtype.type(0), emission.dtype.type(1)
+    tile_rows, right_rows = tiles.reshape(-1, size), right.reshape(-1, size)
     head = np.full(tiles.shape[0], -1)
     after, entered = np.empty(last - first, np.int64), np.empty(last - first, np.int64)
     betas = np.ones((last - first, size), emission.dtype)
@@ -185,12 +210,17 @@ def backward_rows(first, last, emission, widths, tiles, emit_of, edge_of, length
                 if edge_of[b, t] < 0:
                     for i in range(size):
                         beta[i] = one
-        for n in range(link_by_tile(first, last, t, lengths, edge_of, head, after, entered)):
-            edge = entered[n]
-            rows, head[edge] = head[edge], -1
+        num_entered = link_by_tile(first, last, t, lengths, edge_of, head, after, entered)
+        for n in range(num_entered):
+            # a tile is too short for the processor to foresee the next one: it is asked for while this one is multiplied
+            edge, following = entered[n], entered[min(n + 1, num_entered - 1)]
+            next_left, next_width = widest(head[following], first, t, after, widths, emit_of, size)
+            prefetch_messages(head[following], first, t, after, right_rows, right.shape[1])
+            rows, head[edge], next_row = head[edge], -1, following * size
             left, width = widest(rows, first, t, after, widths, emit_of, size)
             even = left - left % 4
             for i in range(0, even, 4):  # four rows of the tile at once share what is read of `right`
+                prefetch_rows(tile_rows, next_row + i, next_row + min(i + 4, next_left), next_width)
                 t0, t1, t2, t3 = tiles[edge, i], tiles[edge, i + 1], tiles[edge, i + 2], tiles[edge, i + 3]
                 b = rows
                 while b >= 0:
@@ -205,6 +235,7 @@ def backward_rows(first, last, emission, widths, tiles, emit_of, edge_of, length
                     beta = betas[b - first]
                     beta[i], beta[i + 1], beta[i + 2], beta[i + 3] = s0, s1, s2, s3
                     b = after[b - first]
+            prefetch_rows(tile_rows, next_row + even, next_row + next_left, next_width)
             b = rows
             while b >= 0:
                 beta = betas[b - first]
