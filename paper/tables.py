@@ -231,13 +231,13 @@ def carried(corpus: str) -> Run:
 
 
 # More states for blocks with more tokens, an embedding for each state
-UNEVEN = ("model.num_blocks=512", "model.allocation=tokens", "model.embedding=independent")
+UNEVEN = ("model.num_blocks=512", "model.allocation=tokens", "model.embedding=independent", "training.epochs=150")
 
 
 def uneven(corpus: str) -> Run:
     """Return the main run in 512 blocks of uneven size, without a teacher."""
     recipe = Hmm(f"em-{corpus}", UNEVEN)
-    note = "512 blocks of uneven size, independent embeddings; generalized EM, 300 epochs with 3 optimizer steps per E-step"
+    note = "512 blocks of uneven size, independent embeddings; generalized EM, 150 epochs with 3 optimizer steps per E-step"
     return run_of(recipe, [corpus, "em", "uneven"], note, corpus=corpus, priority=MAIN, seconds=6.0)
 
 
