@@ -225,6 +225,10 @@ class HMM(nn.Module):
         embedding = self.embedding(slots)
         if features is not None:
             embedding = embedding * features
+        grid = embedding.shape[:2]
+        rows = None if enterable is None else enterable.flatten().nonzero()[:, 0]
+        if rows is not None:  # networks run over the states only, not over the padding of smaller blocks
+            embedding = embedding.flatten(0, 1).index_select(0, rows)
         if self.config.embedding == "factored":
             sides = {side: compose(embedding) for side, compose in self.compose.items()}
         else:
@@ -239,21 +243,28 @@ class HMM(nn.Module):
             """Return the layer's weight and bias, composed with the linear map before it."""
             return composed(layer, self.networks[side]) if folded else (layer.weight, layer.bias)
 
-        start = self.start_score(hidden["start"])[..., 0]
+        def by_block(values: Tensor, padding: float = 0.0) -> Tensor:
+            """Return the rows of the states as (M, K, ...)."""
+            if rows is None:
+                return values
+            whole = values.new_full((grid.numel(), *values.shape[1:]), padding)
+            return whole.index_copy(0, rows, values).unflatten(0, grid)
+
+        start = by_block(self.start_score(hidden["start"]))[..., 0]
         log_emission = blocked_log_softmax(
-            hidden["emission"], *last(self.word, "emission"), self.words_by_block, self.block_sizes
+            by_block(hidden["emission"]), *last(self.word, "emission"), self.words_by_block, self.block_sizes
         )
-        num_slots = embedding.shape[1]
         if self.config.transition == "softmax":
             flat = None if enterable is None else enterable.flatten()
-            source, target = hidden["source"].flatten(0, 1), hidden["target"].flatten(0, 1)
-            return start, log_emission, Softmax(source, target, None, flat, self._grid(num_slots))
-        source = nn.functional.linear(hidden["source"], *last(self.tile_source, "source"))
-        target = self.tile_target(hidden["target"])
+            source, target = by_block(hidden["source"]).flatten(0, 1), by_block(hidden["target"]).flatten(0, 1)
+            return start, log_emission, Softmax(source, target, None, flat, self._grid(grid[1]))
+        source = by_block(nn.functional.linear(hidden["source"], *last(self.tile_source, "source")))
+        target = by_block(self.tile_target(hidden["target"]))
         if self.config.source_block_init:
             source = source + self.source_code
             target = target + looked_up(self.target_code, slots)
         log_block = linear_log_softmax(hidden["source"], *last(self.next_block, "source"))
+        log_block = by_block(log_block, padding=-math.log(log_block.shape[-1]))
         start = start + self.start_block[:, None]
         if self.config.within == "low-rank":
             return start, log_emission, LowRank(log_block, source, target, enterable)
