@@ -230,17 +230,6 @@ def carried(corpus: str) -> Run:
     return replace(base, name=f"{base.name}-carry", recipe=Hmm(f"em-{corpus}", CARRIED), note=note)
 
 
-# More states for blocks with more tokens, an embedding for each state
-UNEVEN = ("model.num_blocks=512", "model.allocation=tokens", "model.embedding=independent", "training.epochs=150")
-
-
-def uneven(corpus: str) -> Run:
-    """Return the main run in 512 blocks of uneven size, without a teacher."""
-    recipe = Hmm(f"em-{corpus}", UNEVEN)
-    note = "512 blocks of uneven size, independent embeddings; generalized EM, 150 epochs with 3 optimizer steps per E-step"
-    return run_of(recipe, [corpus, "em", "uneven"], note, corpus=corpus, priority=MAIN, seconds=6.0)
-
-
 # The rule of the paper's released code: the state is reset after <eos> inside a segment, carried over segment cuts.
 PAPERS_RULE = (
     "training.batch=streams", "training.context=paper", "training.num_streams=512", "training.segment_length=32"
@@ -364,7 +353,6 @@ def table1() -> list[Row]:
     return [
         *main_rows("ptb", ptb, softmax_of_size(2**15), em_of_size(main)),
         main_row("ptb", "vlhmm-carry", "VL-HMM, ours, trained with carried state", carried("ptb"), "vlhmm"),
-        main_row("ptb", "vlhmm-uneven", "VL-HMM, ours, 512 blocks of uneven size", uneven("ptb"), "vlhmm"),
         papers_rule_row("softmax-paper-rule", 2**13),
         papers_rule_row("softmax-paper-rule-16384", 2**14),
         main_row("ptb", "lstm-short", f"2x256 LSTM, {SHORT_EPOCHS} epochs (teacher)", teacher, "lstm"),
