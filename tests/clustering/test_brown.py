@@ -388,9 +388,8 @@ def test_classes_out_of_range_are_refused():
 
 def run_cluster(*arguments):
     parser = argparse.ArgumentParser()
-    cluster.add_parser(parser.add_subparsers(required=True))
-    args = parser.parse_args(["cluster", *map(str, arguments)])
-    return args.run(args)
+    cluster.add_options(parser)
+    return cluster.run(parser.parse_args([*map(str, arguments)]))
 
 
 @pytest.fixture

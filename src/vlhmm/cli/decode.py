@@ -6,20 +6,13 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from vlhmm.cli.numbers import count
-from vlhmm.cli.options import (
-    LogBase,
-    ResultWriter,
-    add_log_base,
-    load_model,
-    memory_of,
-    on_line,
-    query_parser,
-)
+from vlhmm.cli.options import LogBase, ResultWriter, add_log_base, add_query_options, load_model, memory_of, on_line
 from vlhmm.errors import VlhmmError
 
 if TYPE_CHECKING:
     from vlhmm.queries.prefix import Prefix
 
+DESCRIPTION = "Decode the hidden states of every word of a text."
 EPILOG = """\
 FILE is a text file with one sentence per line; by default, standard input. Text output has CoNLL columns, with a blank
 line after every sentence: word, state, block, p(state | sentence); with --top-k, K more columns of state:probability.
@@ -43,15 +36,9 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = query_parser(
-        subparsers,
-        "decode",
-        "hidden states of a text: best paths or posteriors",
-        "Decode the hidden states of every word of a text.",
-        EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
+    add_query_options(parser)
     parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="text file (default: standard input)")
     parser.add_argument(
         "--method", choices=("viterbi", "posterior", "filtered"), default="viterbi", help="how to choose states (default: viterbi)"
@@ -65,8 +52,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--top-k", type=count(), default=0, metavar="K", help="also print the K most probable states of each word")
     add_log_base(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,17 +9,10 @@ import sys
 import time
 from typing import Any
 
-from vlhmm.cli.common import (
-    add_format,
-    add_machine_options,
-    clock,
-    interruptible,
-    log_to,
-    setup,
-    verb_parser,
-)
+from vlhmm.cli.common import add_format, add_machine_options, clock, interruptible, log_to, setup
 from vlhmm.cli.numbers import duration
 
+DESCRIPTION = "Train a very large HMM on State of the Union speeches, evaluate it, and query it."
 EPILOG = """\
 examples:
   vlhmm demo                                    about six minutes on two cores
@@ -37,12 +30,8 @@ CLOZE = "the congress of the united [MASK] has the power ."
 SENTENCE = "the state of our union is strong ."
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = verb_parser(
-        subparsers, "demo", "train, evaluate and query a model of the built-in corpus",
-        "Train a very large HMM on State of the Union speeches, evaluate it, and query it.", EPILOG,
-    )  # fmt: skip
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
     parser.add_argument("--out", metavar="RUN", default="runs/demo", help="run folder (default: runs/demo)")
     parser.add_argument("--preset", metavar="NAME", default="demo", help="complete configuration (default: demo); tiny takes seconds")
     parser.add_argument(
@@ -54,8 +43,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     add_format(parser)
     add_machine_options(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,19 +6,11 @@ import argparse
 import json
 from typing import Any
 
-from vlhmm.cli.common import (
-    add_format,
-    add_machine_options,
-    clock,
-    interruptible,
-    log_to,
-    setup,
-    token_progress,
-    verb_parser,
-)
+from vlhmm.cli.common import add_format, add_machine_options, clock, interruptible, log_to, setup, token_progress
 from vlhmm.cli.numbers import count, duration, real, tokens
 from vlhmm.limits import MAX_NEW_TOKENS, MAX_STATES
 
+DESCRIPTION = "Distill a language model into an HMM over its tokens."
 EPILOG = """\
 LLM is a folder made by save_pretrained, a .gguf file, or a name on the Hugging Face hub. pip install 'vlhmm[llm]'
 
@@ -35,15 +27,8 @@ held out to choose the best model, and another one for the report, which is also
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = verb_parser(
-        subparsers,
-        "distill",
-        "train an HMM on samples of a language model",
-        "Distill a language model into an HMM over its tokens.",
-        EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
     parser.add_argument("llm", metavar="LLM", nargs="?", help="language model; not needed with --samples")
     parser.add_argument("--out", metavar="RUN", required=True, help="run folder")
     drawing = parser.add_argument_group("samples")
@@ -73,8 +58,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     training.add_argument("--time-limit", type=duration, metavar="T", help="stop training with a checkpoint after this time: 90s, 15m, 1.5h")
     add_format(parser)
     add_machine_options(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,23 +6,24 @@ import argparse
 import math
 from typing import Any
 
+from vlhmm.cli.common import log_to
 from vlhmm.cli.numbers import count
 from vlhmm.cli.options import (
     LogBase,
     ResultWriter,
     add_constraint_options,
     add_log_base,
+    add_query_options,
     constraint_of,
     load_model,
     log_oov,
-    log_to,
     memory_of,
     on_line,
-    query_parser,
     texts_of,
 )
 from vlhmm.errors import VlhmmError
 
+DESCRIPTION = "Fill the gaps of a text, given all words left and right of them."
 EPILOG = """\
 TEXT has any number of gaps: [MASK] is one word, [MASK:n] n words, [MASK:a-b] a to b words. - reads texts from standard
 input, one per line. Every probability is conditioned on all given words, left and right, on the lengths of the gaps being
@@ -44,15 +45,9 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = query_parser(
-        subparsers,
-        "infill",
-        "fill gaps given both sides, under hard constraints",
-        "Fill the gaps of a text, given all words left and right of them.",
-        EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
+    add_query_options(parser)
     parser.add_argument("text", metavar="TEXT", help="text with [MASK] or [MASK:a-b], or - for standard input")
     parser.add_argument("--mode", choices=("sample", "best", "marginals"), default="sample", help="kind of answer (default: sample)")
     parser.add_argument("-n", type=count(1), default=1, metavar="N", help="number of samples (default: 1)")
@@ -61,8 +56,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--allow-eos", action="store_true", help="gaps may hold <eos>")
     add_constraint_options(parser)
     add_log_base(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from vlhmm.cli.common import add_format, add_machine_options, setup, verb_parser
+from vlhmm.cli.common import add_format, add_machine_options, setup
 from vlhmm.cli.numbers import count
 
+DESCRIPTION = "Show the words, neighbours, usage and entropies of a state, a word or a block."
 EPILOG = """\
 examples:
   vlhmm inspect runs/ptb                            sizes, number of states in use, the most used states
@@ -29,12 +30,8 @@ Entropies are in nats.
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = verb_parser(
-        subparsers, "inspect", "words, neighbours and usage of a state, a word or a block",
-        "Show the words, neighbours, usage and entropies of a state, a word or a block.", EPILOG,
-    )  # fmt: skip
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
     parser.add_argument("run_folder", metavar="RUN", help="run folder of vlhmm train")
     parser.add_argument(
         "kind", metavar="state|word|block", nargs="?", choices=("state", "word", "block"), help="what to inspect (default: the whole model)"
@@ -43,8 +40,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--top-k", type=count(1), default=10, metavar="K", help="entries per list (default: 10)")
     add_format(parser)
     add_machine_options(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,18 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vlhmm.cli.common import (
-    DATA_DIR,
-    add_format,
-    add_machine_options,
-    load_run_texts,
-    log_to,
-    setup,
-    token_progress,
-    verb_parser,
-)
+from vlhmm.cli.common import DATA_DIR, add_format, add_machine_options, load_run_texts, log_to, setup, token_progress
 from vlhmm.config import to_json
 
+DESCRIPTION = "Interpolate trained models linearly, and save the mixture as a run of its own."
 EPILOG = """\
 RUN is a run folder of vlhmm train, vlhmm baseline or vlhmm mix; a mixture is replaced by its components. All models
 must have the same vocabulary.
@@ -34,15 +26,8 @@ and export need hidden states: run them on the HMM in RUN/components, which is a
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = verb_parser(
-        subparsers,
-        "mix",
-        "interpolate trained models, with weights fitted by EM",
-        "Interpolate trained models linearly, and save the mixture as a run of its own.",
-        EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run folder of vlhmm train, baseline or mix")
     parser.add_argument(
         "--valid", metavar="FILE", help="text to fit the weights to: a file, -, or a corpus name (its valid split)"
@@ -53,8 +38,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--data-dir", metavar="DIR", help=DATA_DIR)
     add_format(parser)
     add_machine_options(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,23 +10,19 @@ from functools import reduce
 from operator import and_
 from typing import Any
 
-from vlhmm.cli.common import add_format, add_machine_options, log_to, setup, verb_parser
+from vlhmm.cli.common import add_format, add_machine_options, setup
 from vlhmm.config import to_json
-from vlhmm.errors import ConfigError, DataError, QueryError, VlhmmError
+from vlhmm.errors import ConfigError, DataError, VlhmmError
 from vlhmm.limits import word_range
 
 LOG_BASES = {"e": 1.0, "2": math.log(2), "10": math.log(10)}
 
 
-def query_parser(
-    subparsers: Any, name: str, help: str, description: str, epilog: str, *formats: str
-) -> argparse.ArgumentParser:
-    """Add the parser of a query verb, with RUN, --format and the machine options."""
-    parser = verb_parser(subparsers, name, help, description, epilog)
+def add_query_options(parser: argparse.ArgumentParser, *formats: str) -> None:
+    """Add RUN, --format and the machine options."""
     parser.add_argument("run_folder", metavar="RUN", help="run folder of a trained model")
     add_format(parser, *(formats or ("text", "json", "jsonl")))
     add_machine_options(parser)
-    return parser
 
 
 def add_log_base(parser: argparse.ArgumentParser) -> None:
@@ -168,20 +164,3 @@ class ResultWriter:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if self.kind == "json" and not self.single and error is None:
             print("[]" if self.count == 0 else "]")
-
-
-__all__ = [
-    "ResultWriter",
-    "LogBase",
-    "QueryError",
-    "add_constraint_options",
-    "add_log_base",
-    "constraint_of",
-    "load_model",
-    "memory_of",
-    "log_oov",
-    "log_to",
-    "on_line",
-    "query_parser",
-    "texts_of",
-]

@@ -7,9 +7,10 @@ import heapq
 from typing import Any
 
 from vlhmm.cli.numbers import count
-from vlhmm.cli.options import LogBase, ResultWriter, add_log_base, load_model, memory_of, on_line, query_parser
+from vlhmm.cli.options import LogBase, ResultWriter, add_log_base, add_query_options, load_model, memory_of, on_line
 from vlhmm.errors import VlhmmError
 
+DESCRIPTION = "List the words of a text that the model expects least, given all other words of the sentence."
 EPILOG = """\
 FILE is a text file with one sentence per line; by default, standard input. For every word, p(word | all other words of
 its sentence, its end) is computed exactly. <eos> is not among the alternatives, so the probabilities of all other words
@@ -23,15 +24,9 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = query_parser(
-        subparsers,
-        "surprisal",
-        "least expected words of a text, given both sides",
-        "List the words of a text that the model expects least, given all other words of the sentence.",
-        EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
+    add_query_options(parser)
     parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="text file (default: standard input)")
     parser.add_argument(
         "--worst", type=count(), default=20, metavar="N", help="list N words of the whole text (default: 20)"
@@ -39,8 +34,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--each", type=count(), metavar="N", help="list N words of every sentence instead")
     parser.add_argument("--top-k", type=count(), default=5, metavar="K", help="expected words to print (default: 5)")
     add_log_base(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -22,10 +22,10 @@ from vlhmm.cli.common import (
     log_to,
     print_settings,
     setup,
-    verb_parser,
 )
 from vlhmm.cli.numbers import duration
 
+DESCRIPTION = "Train a very large HMM. The model with the best validation perplexity is kept."
 EPILOG = """\
 TRAIN is a text file with one sentence per line and words separated by blanks (UTF-8, also .gz or .zst), - for
 standard input, a folder written by vlhmm prepare (for a text larger than memory; set training.em_tokens), or a corpus
@@ -59,15 +59,9 @@ presets (vlhmm train --list-presets prints their settings):
 GUIDE_WEIGHT = 1.0  # of --guide, unless distillation.weight is set
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = verb_parser(
-        subparsers,
-        "train",
-        "train a model on any whitespace-tokenized text",
-        "Train a very large HMM. The model with the best validation perplexity is kept.",
-        EPILOG + presets_help(),
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
+    parser.epilog = EPILOG + presets_help()
     parser.add_argument("train", metavar="TRAIN", nargs="?", help=TRAIN)
     parser.add_argument("--valid", metavar="FILE", help="validation text; a corpus has its own")
     parser.add_argument(
@@ -115,8 +109,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--list-presets", action="store_true", help="print all presets with their settings as JSON, and exit")
     add_format(parser)
     add_machine_options(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def presets_help() -> str:
