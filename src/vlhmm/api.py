@@ -8,6 +8,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -242,30 +243,22 @@ def lines_of(texts: Texts) -> Iterator[list[str]]:
         yield line.split() if isinstance(line, str) else list(line)
 
 
-class training_bar:
-    """A progress bar on standard error, shown only in a terminal or a notebook."""
+@contextmanager
+def training_bar(shown: bool) -> Iterator[Callable[[Status], None] | None]:
+    """Show a progress bar on standard error, in a terminal or a notebook only."""
+    if not (shown and (sys.stderr.isatty() or "ipykernel" in sys.modules)):
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    def __init__(self, shown: bool) -> None:
-        self.shown = shown and (sys.stderr.isatty() or "ipykernel" in sys.modules)
-
-    def __enter__(self) -> Callable[[Status], None] | None:
-        if not self.shown:
-            return None
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-        self.bar = Progress(*columns, console=Console(stderr=True))
-        self.bar.start()
-        task = self.bar.add_task("training")
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("training")
 
         def show(status: Status) -> None:
             valid = f", valid {status.valid:.1f}" if status.valid is not None else ""
             description = f"epoch {status.epoch:.0f}/{status.epochs:g}{valid}"
-            self.bar.update(task, description=description, completed=status.step, total=status.total_steps)
+            bar.update(task, description=description, completed=status.step, total=status.total_steps)
 
-        return show
-
-    def __exit__(self, *_: object) -> None:
-        if self.shown:
-            self.bar.stop()
+        yield show

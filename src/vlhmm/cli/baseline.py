@@ -19,6 +19,7 @@ from vlhmm.cli.common import (
     interruptible,
     load_training_corpus,
     print_settings,
+    terminal_bar,
     token_progress,
 )
 from vlhmm.cli.numbers import count, duration, seed, tokens
@@ -230,11 +231,7 @@ def _progress(quiet: bool, epochs: int) -> Iterator[Callable[[dict[str, Any]], N
     if not sys.stderr.isatty():
         yield lambda event: _say(_check_line(event, epochs)) if event["event"] == "check" else None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("eta"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with terminal_bar("TimeRemainingColumn") as bar:
         task = bar.add_task("training", total=epochs)
 
         def draw(event: dict[str, Any]) -> None:

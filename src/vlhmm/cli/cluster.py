@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vlhmm.cli.common import DATA_DIR, TRAIN, add_vocabulary_limits, log_to
+from vlhmm.cli.common import DATA_DIR, TRAIN, add_vocabulary_limits, log_to, terminal_bar
 from vlhmm.cli.numbers import count, seed
 from vlhmm.limits import MAX_STATES
 
@@ -144,11 +144,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
 
         yield report
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with terminal_bar("MofNCompleteColumn", "TimeElapsedColumn") as bar:
         task = bar.add_task("reading")
 
         def draw(stage: str, done: int, total: int) -> None:

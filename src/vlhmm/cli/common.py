@@ -97,8 +97,6 @@ def log_to(quiet: bool) -> Callable[[str], None]:
 
 def load_run_texts(model: Any, names: list[str], data_dir: str | None) -> Iterator[tuple[str, Any]]:
     """Yield (name, Text) for files, '-' and corpora; a corpus name means its valid and test splits."""
-    import os
-
     from vlhmm.data import CORPORA, load_corpus
     from vlhmm.data.corpora import read_text
 
@@ -120,16 +118,23 @@ def load_run_texts(model: Any, names: list[str], data_dir: str | None) -> Iterat
 
 
 @contextmanager
+def terminal_bar(*columns: str, width: int = 40) -> Iterator[Any]:
+    """Draw a progress bar on standard error: a description, the bar, and columns named by their classes in rich.progress."""
+    from rich import progress
+    from rich.console import Console
+
+    shown = [progress.TextColumn("{task.description}"), progress.BarColumn(width), *(getattr(progress, name)() for name in columns)]
+    with progress.Progress(*shown, console=Console(stderr=True), transient=True) as bar:
+        yield bar
+
+
+@contextmanager
 def token_progress(quiet: bool, title: str) -> Iterator[Callable[[int, int], None] | None]:
     """Show a progress bar over tokens on a terminal, nothing elsewhere."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(title), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with terminal_bar("TaskProgressColumn", "TimeRemainingColumn") as bar:
         task = bar.add_task(title)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -170,8 +175,6 @@ def print_settings(kind: type) -> None:
 
 def load_training_corpus(args: argparse.Namespace, vocabulary: Any = None) -> Corpus:
     """Load the corpus that TRAIN, --valid, --test and the vocabulary options name."""
-    import os
-
     from vlhmm.data import CORPORA, load_corpus, load_texts
 
     if args.train in CORPORA and not os.path.exists(args.train):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from vlhmm.cli.common import add_format, add_machine_options, setup
+from vlhmm.cli.common import add_format, add_machine_options, setup, terminal_bar
 from vlhmm.cli.numbers import count
 
 DESCRIPTION = "Show the words, neighbours, usage and entropies of a state, a word or a block."
@@ -130,11 +130,7 @@ def usage_progress(quiet: bool) -> Iterator[Callable[[int, float], None] | None]
     if not sys.stderr.isatty():
         yield lambda rounds, change: print(note, file=sys.stderr, flush=True) if rounds == 1 else None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with terminal_bar("TaskProgressColumn", "TimeElapsedColumn") as bar:
         task = bar.add_task(note, total=-math.log(TOLERANCE), visible=False)
 
         def draw(rounds: int, change: float) -> None:

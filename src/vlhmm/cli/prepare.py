@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from vlhmm.cli.common import add_format, add_vocabulary_limits, log_to
+from vlhmm.cli.common import add_format, add_vocabulary_limits, log_to, terminal_bar
 from vlhmm.cli.numbers import tokens
 
 DESCRIPTION = "Write texts as shards of ids with checksums."
@@ -99,11 +99,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with terminal_bar("TimeElapsedColumn") as bar:
         task = bar.add_task("reading", total=None)
 
         def draw(stage: str, done: int, total: int) -> None:

@@ -22,6 +22,7 @@ from vlhmm.cli.common import (
     log_to,
     print_settings,
     setup,
+    terminal_bar,
 )
 from vlhmm.cli.numbers import duration
 
@@ -412,10 +413,7 @@ def shown_progress(quiet: bool, config: Any) -> Iterator[Callable[[Any], None] |
     if not sys.stderr.isatty():
         yield lambda status: print(line(status), file=sys.stderr, flush=True) if status.checked else None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    with Progress(TextColumn("{task.description}"), BarColumn(20), console=Console(stderr=True), transient=True) as bar:
+    with terminal_bar(width=20) as bar:
         task = bar.add_task("training")
 
         def draw(status: Any) -> None:
