@@ -24,6 +24,7 @@ from vlhmm.cli.common import (
 )
 from vlhmm.cli.numbers import count, duration, seed, tokens
 from vlhmm.config import to_json
+from vlhmm.errors import ConfigError
 from vlhmm.limits import MAX_THREADS
 
 if TYPE_CHECKING:
@@ -79,7 +80,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train and evaluate the baseline; return 0."""
     from vlhmm.baselines.training import BaselineConfig
-    from vlhmm.errors import ConfigError
 
     if args.list_settings:
         print_settings(BaselineConfig)
@@ -108,8 +108,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_options(args: argparse.Namespace) -> None:
     """Refuse options that this kind of baseline would ignore, and names that cannot be written to."""
-    from vlhmm.errors import ConfigError
-
     foreign = {
         "kn": ("epochs", "context", "time_limit", "samples", "sample_tokens", "set"),
         "ff": ("arpa",),

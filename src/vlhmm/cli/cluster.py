@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlhmm.cli.common import DATA_DIR, TRAIN, add_vocabulary_limits, log_to, terminal_bar
 from vlhmm.cli.numbers import count, seed
+from vlhmm.errors import ConfigError
 from vlhmm.limits import MAX_STATES
 
 if TYPE_CHECKING:
@@ -88,7 +89,6 @@ def run(args: argparse.Namespace) -> int:
 def _read(args: argparse.Namespace) -> tuple[Vocabulary, Text]:
     from vlhmm.data import CORPORA, learn, load_corpus, read_lines
     from vlhmm.data.prepared import PreparedText, is_prepared
-    from vlhmm.errors import ConfigError
 
     if is_prepared(args.train):
         if args.max_vocab is not None or args.min_count != 1:

@@ -11,6 +11,7 @@ from typing import Any
 
 from vlhmm.cli.common import add_format, add_machine_options, clock, interruptible, log_to, setup
 from vlhmm.cli.numbers import duration
+from vlhmm.errors import ConfigError
 
 DESCRIPTION = "Train a very large HMM on State of the Union speeches, evaluate it, and query it."
 EPILOG = """\
@@ -57,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
     import vlhmm
     from vlhmm.baselines.kneser_ney import KneserNey
     from vlhmm.data import load_corpus
-    from vlhmm.errors import ConfigError
     from vlhmm.evaluation.perplexity import evaluate
     from vlhmm.training.trainer import train
 

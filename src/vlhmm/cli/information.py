@@ -8,6 +8,7 @@ from typing import Any
 from vlhmm.cli.common import log_to, token_progress
 from vlhmm.cli.numbers import count
 from vlhmm.cli.options import LogBase, ResultWriter, add_log_base, add_query_options, load_model, log_oov, memory_of
+from vlhmm.errors import ConfigError
 
 DESCRIPTION = "Compute the entropy rate of a model, the probability of a phrase, or the divergence of two models."
 EPILOG = """\
@@ -39,8 +40,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compute the quantity and print it; return 0."""
-    from vlhmm.errors import ConfigError
-
     counts = {"entropy": (0, 0), "phrase": (1, None), "kl": (1, 2)}
     low, high = counts[args.what]
     if len(args.operands) < low or (high is not None and len(args.operands) > high):

@@ -12,6 +12,7 @@ from typing import Any
 
 from vlhmm.cli.common import add_format, add_machine_options, setup, terminal_bar
 from vlhmm.cli.numbers import count
+from vlhmm.errors import QueryError
 
 DESCRIPTION = "Show the words, neighbours, usage and entropies of a state, a word or a block."
 EPILOG = """\
@@ -44,8 +45,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Inspect the model, a state, a word or a block; return 0."""
-    from vlhmm.errors import QueryError
-
     subject = asked_for(args)
     device = setup(args)
     import vlhmm
@@ -76,7 +75,6 @@ def run(args: argparse.Namespace) -> int:
 
 def asked_for(args: argparse.Namespace) -> Any:
     """Return the subject: a number for states and blocks, a word, or nothing."""
-    from vlhmm.errors import QueryError
     from vlhmm.limits import digits, shortened
 
     if args.kind is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from vlhmm.cli.common import DATA_DIR, add_format, add_machine_options, load_run_texts, log_to, setup, token_progress
 from vlhmm.config import to_json
+from vlhmm.errors import CheckpointError, ConfigError
 
 DESCRIPTION = "Interpolate trained models linearly, and save the mixture as a run of its own."
 EPILOG = """\
@@ -44,8 +45,6 @@ def run(args: argparse.Namespace) -> int:
     """Fit and save the mixture; return 0."""
     from pathlib import Path
 
-    from vlhmm.errors import ConfigError
-
     if not args.valid and not args.weights:
         raise ConfigError("--valid is missing: the text that the weights are fitted to; or give --weights")
     given = weights_of(args.weights) if args.weights else None
@@ -67,8 +66,6 @@ def run(args: argparse.Namespace) -> int:
 
 def weights_of(text: str) -> list[float]:
     """Return numbers from 0.5,0.5."""
-    from vlhmm.errors import ConfigError
-
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
@@ -97,7 +94,6 @@ def opened(runs: list[str], memory: int | None, device: str, out: Any) -> list[P
 
     import vlhmm
     from vlhmm.data import Vocabulary
-    from vlhmm.errors import CheckpointError, ConfigError
     from vlhmm.evaluation.mixture import check_vocabularies, is_mixture, read_mixture
 
     folders: list[tuple[str, Path]] = []

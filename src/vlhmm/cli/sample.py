@@ -19,6 +19,7 @@ from vlhmm.cli.options import (
     log_oov,
     memory_of,
 )
+from vlhmm.errors import ConfigError
 
 DESCRIPTION = "Draw texts from the model."
 EPILOG = """\
@@ -59,7 +60,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw the texts; return 0."""
-    from vlhmm.errors import ConfigError
     from vlhmm.queries.left_to_right import has_hidden_states, sample, without_states
     from vlhmm.queries.sample import constrained
 

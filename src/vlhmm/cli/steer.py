@@ -10,7 +10,7 @@ from typing import Any
 
 from vlhmm.cli.common import add_format, add_machine_options, log_to, setup, token_progress
 from vlhmm.cli.numbers import count, real
-from vlhmm.errors import ConfigError, DataError
+from vlhmm.errors import ConfigError, DataError, QueryError
 from vlhmm.limits import MAX_NEW_TOKENS, word_range
 
 DESCRIPTION = "Generate texts with a language model under hard constraints, guided by an HMM distilled from it."
@@ -191,7 +191,6 @@ def load_hmm(folder: str, memory: int) -> Any:
 
 def check_budget(model: Any, constraint: Any, max_new_tokens: int) -> None:
     """Refuse a constraint that no text within the budget meets, using the run's own tokenizer if it has one."""
-    from vlhmm.errors import QueryError
     from vlhmm.steering.token_automaton import token_automaton
 
     if constraint.automaton.empty:

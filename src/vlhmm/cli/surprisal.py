@@ -8,7 +8,7 @@ from typing import Any
 
 from vlhmm.cli.numbers import count
 from vlhmm.cli.options import LogBase, ResultWriter, add_log_base, add_query_options, load_model, memory_of, on_line
-from vlhmm.errors import VlhmmError
+from vlhmm.errors import ConfigError, VlhmmError
 
 DESCRIPTION = "List the words of a text that the model expects least, given all other words of the sentence."
 EPILOG = """\
@@ -39,7 +39,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """List the words; return 0."""
     from vlhmm.data.text import read_lines
-    from vlhmm.errors import ConfigError
     from vlhmm.queries.prefix import begin
     from vlhmm.queries.word_posterior import surprisal
 

@@ -25,6 +25,7 @@ from vlhmm.cli.common import (
     terminal_bar,
 )
 from vlhmm.cli.numbers import duration
+from vlhmm.errors import ConfigError
 
 DESCRIPTION = "Train a very large HMM. The model with the best validation perplexity is kept."
 EPILOG = """\
@@ -121,7 +122,6 @@ def presets_help() -> str:
 def run(args: argparse.Namespace) -> int:
     """Train; return 0 if the run is finished or its time is up, 130 after an interrupt with a checkpoint."""
     from vlhmm.config import override, to_dict
-    from vlhmm.errors import ConfigError
     from vlhmm.training.config import RunConfig
     from vlhmm.training.presets import PRESETS, preset
 
@@ -231,8 +231,6 @@ def mixture_folder(args: argparse.Namespace) -> str | None:
     """Return the folder of the mixture of --mix, or None. A bad one is refused before anything is trained."""
     from pathlib import Path
 
-    from vlhmm.errors import ConfigError
-
     if not args.mix:
         if args.mix_out:
             raise ConfigError("--mix-out says where the mixture of --mix goes; add --mix kn, or leave it out")
@@ -281,7 +279,6 @@ def given_vocabulary(args: argparse.Namespace) -> Any:
     """Return the vocabulary of --vocab or --tokenizer, or None to learn one from the text."""
     from vlhmm.data import Vocabulary
     from vlhmm.data.tokenizer import TokenVocabulary
-    from vlhmm.errors import ConfigError
 
     if args.end_of_text and not args.tokenizer:
         raise ConfigError("--end-of-text names a token of --tokenizer; give both")
@@ -347,7 +344,6 @@ def given_teacher(args: argparse.Namespace, config: Any, corpus: Any) -> Any:
     if not args.guide:
         return None
     from vlhmm.baselines import load_baseline
-    from vlhmm.errors import ConfigError
 
     model = load_baseline(args.guide)
     if not hasattr(model, "vectors_after"):
@@ -366,7 +362,6 @@ def given_blocks(args: argparse.Namespace, config: Any, corpus: Any) -> Any:
     if not args.paths:
         return None
     from vlhmm.clustering import read_paths
-    from vlhmm.errors import ConfigError
     from vlhmm.training.make_blocks import partition
 
     if config.model.constraint != "brown":
