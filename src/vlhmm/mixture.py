@@ -1,6 +1,6 @@
 """Mixtures of language models: the queries that a mixture answers exactly, and one clear error for the others."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,6 +18,16 @@ from vlhmm.queries.score import TokenScore, total
 from vlhmm.results import html_table
 
 Words = str | Sequence[str]  # a text, split at blanks, or its words
+
+
+def _refused(query: str) -> Callable[..., NoReturn]:
+    """Return a method that raises the QueryError of a query that needs hidden states."""
+
+    def refuse(self: "MixtureLanguageModel", *args: object, **options: object) -> NoReturn:
+        """Raise QueryError: it needs hidden states."""
+        self._cannot(query)
+
+    return refuse
 
 
 class MixtureLanguageModel(Mixture):
@@ -192,42 +202,13 @@ class MixtureLanguageModel(Mixture):
     def _cannot(self, what: str) -> NoReturn:
         raise QueryError(left_to_right.without_states(self, "this model", what))
 
-    def infill(self, *args: object, **options: object) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("infill")
-
-    def gaps(self, *args: object, **options: object) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("gaps")
-
-    def best_fill(self, *args: object, **options: object) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("best_fill")
-
-    def gap_distributions(self, *args: object, **options: object) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("gap_distributions")
-
-    def word_posterior(self, *args: object, **options: object) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("word_posterior")
-
-    def word_posteriors(self, *args: object, **options: object) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("word_posteriors")
-
-    def surprisal(self, *args: object, **options: object) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("surprisal")
-
-    def decode(self, *args: object, **options: object) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("decode")
-
-    def posteriors(self, *args: object, **options: object) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("posteriors")
-
-    def begin(self) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("begin")
+    infill = _refused("infill")
+    gaps = _refused("gaps")
+    best_fill = _refused("best_fill")
+    gap_distributions = _refused("gap_distributions")
+    word_posterior = _refused("word_posterior")
+    word_posteriors = _refused("word_posteriors")
+    surprisal = _refused("surprisal")
+    decode = _refused("decode")
+    posteriors = _refused("posteriors")
+    begin = _refused("begin")
