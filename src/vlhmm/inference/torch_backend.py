@@ -1,7 +1,7 @@
 r"""Forward-backward in probability space with one scaling constant a step, in plain torch.
 
 $\hat\alpha_t = p(z_t | x_{\le t})$ and $c_t = p(x_t | x_{<t})$, so $\log p(x) = \sum_t \log c_t$. Runs on
-any device; on a CPU the compiled form in `kernels` is the fast one, and this is its reference. Where all edges share one
+any device; on a CPU the compiled form in `numba_backend` is the fast one, and this is its reference. Where all edges share one
 tile (every state emits every word) a step is one matrix product for the whole batch, and this is the fast one.
 """
 

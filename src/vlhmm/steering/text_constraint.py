@@ -31,7 +31,7 @@ class TextConstraint:
     """
 
     def __init__(self, description: str, automaton: ByteAutomaton, max_states: int = MAX_STATES) -> None:
-        byte_automaton.check_size(automaton, max_states)
+        byte_automaton.check_size(automaton.num_states, max_states)
         self.description, self.automaton, self.max_states = description, automaton, max_states
 
     def __and__(self, other: "TextConstraint") -> "TextConstraint":
@@ -121,7 +121,7 @@ def words(low: int, high: int | None = None) -> TextConstraint:
     """Accept texts of `low` to `high` words (runs of characters between white space). None means no upper limit."""
     if low < 0 or (high is not None and high < low):
         raise QueryError(f"words({low}, {high}): expected 0 <= low <= high")
-    byte_automaton.check_count(8 * max(low, high or 0), MAX_STATES)  # states inside multi-byte characters included
+    byte_automaton.check_size(8 * max(low, high or 0), MAX_STATES)  # states inside multi-byte characters included
     space, other = f"[{_SPACE}]", f"[^{_SPACE}]"
     more = "" if high is None else str(high - 1)
     if high == 0:
@@ -217,7 +217,7 @@ def escape(text: str) -> str:
 def _check_texts(name: str, texts: Sequence[str]) -> None:
     if not texts or not all(texts):
         raise QueryError(f"{name}: a text is empty, expected words or phrases")
-    byte_automaton.check_count(max(len(text.encode()) for text in texts), MAX_STATES)  # one state per byte
+    byte_automaton.check_size(max(len(text.encode()) for text in texts), MAX_STATES)  # one state per byte
 
 
 def _alternatives(texts: Sequence[str]) -> str:
