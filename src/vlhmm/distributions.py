@@ -180,11 +180,6 @@ class HMMDistributions:
             return tiles[order.argsort()]
         return self.transition.tiles(from_block, to_block, out)
 
-    def tile(self, from_block: int, to_block: int) -> Float[Tensor, "slot slot"]:
-        """Return A[states of from][:, states of to]."""
-        pair = (torch.tensor([g], device=self.device) for g in (from_block, to_block))
-        return self.tiles(*pair)[0]
-
     def tiles_of(self, pairs: Sequence[tuple[int, int]]) -> list[Tensor]:
         """Return the (K, K) tiles of (from, to) blocks in the model's type; those used last are kept."""
         found = {pair: self._kept_tiles[pair] for pair in pairs if pair in self._kept_tiles}

@@ -127,7 +127,7 @@ def test_tables_equal_the_definition(kind):
     assert_close(dense_emission, emission, **EXACT)
     members = torch.from_numpy(blocks.states_of_block)
     for a, b in itertools.product(range(blocks.num_blocks), repeat=2):
-        assert_close(tables.tile(a, b), matrix[members[a]][:, members[b]], **EXACT)
+        assert_close(tables.tiles_of([(a, b)])[0], matrix[members[a]][:, members[b]], **EXACT)
     generator = torch.Generator().manual_seed(0)
     alpha = torch.rand(2, len(start), generator=generator, dtype=torch.float64)
     assert_close(tables.forward_step(alpha), alpha @ matrix, **EXACT)

@@ -16,7 +16,7 @@ from vlhmm.errors import ConfigError
 from vlhmm.limits import MAX_STATES
 
 if TYPE_CHECKING:
-    from vlhmm.clustering import ClusteringResult
+    from vlhmm.clustering.cluster import ClusteringResult
     from vlhmm.data import Text, Vocabulary
 
 DESCRIPTION = "Cluster the words of a text into blocks of words that occur in similar contexts."
@@ -62,8 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Cluster the words and write the blocks; return 0."""
-    from vlhmm.clustering import cluster_words
-    from vlhmm.clustering.cluster import DEFAULT_SWEEPS
+    from vlhmm.clustering.cluster import DEFAULT_SWEEPS, cluster_words
     from vlhmm.clustering.paths import paths_lines, write_paths
     from vlhmm.data.prepared import token_stream
 

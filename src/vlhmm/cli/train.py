@@ -361,7 +361,7 @@ def given_blocks(args: argparse.Namespace, config: Any, corpus: Any) -> Any:
     """Return the blocks of --paths, or None to compute them."""
     if not args.paths:
         return None
-    from vlhmm.clustering import read_paths
+    from vlhmm.clustering.paths import read_paths
     from vlhmm.training.make_blocks import partition
 
     if config.model.constraint != "brown":
