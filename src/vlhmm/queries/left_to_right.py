@@ -33,6 +33,11 @@ def has_hidden_states(model: object) -> "TypeGuard[HMMLanguageModel]":
     return hasattr(model, "distributions")
 
 
+def kind_of(model: object) -> str:
+    """Return the kind of a model without hidden states: "mixture" or "baseline"."""
+    return "mixture" if hasattr(model, "components") else "baseline"
+
+
 class ReadText(NamedTuple):
     """What reading a text leaves."""
 
@@ -176,8 +181,7 @@ def without_states(model: "LanguageModel", name: str, what: str) -> str:
     """Return an error message: `what` needs hidden states, which this model lacks, and where to ask instead."""
     inside = [str(each) for each in getattr(model, "hmm_folders", ())]
     remedy = f"ask the HMM inside: {', '.join(inside)}" if inside else "give a run of vlhmm train"
-    kind = "a mixture" if hasattr(model, "components") else "a baseline"
     return (
-        f"{name} holds {kind}, which has no hidden states to ask: {what} has no exact answer; "
+        f"{name} holds a {kind_of(model)}, which has no hidden states to ask: {what} has no exact answer; "
         f"evaluate, score, next and sample have; {remedy}"
     )
