@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vlhmm.constraints.constraint import Constraint
 from vlhmm.data.user_text import DEFAULT_MEMORY, Seed, check_sample_memory, encode_words, generator_of
+from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
 from vlhmm.lattice.sampling import Draw
@@ -84,11 +85,18 @@ def sample(
     base = score_ids(model, given.ids) if scores else 0.0
     result = []
     for ids in found:
-        ended = bool(ids) and ids[-1] == vocabulary.eos
-        words = tuple(vocabulary.words[i] for i in (ids[:-1] if ended else ids))
         log_prob = score_ids(model, [*given.ids, *ids]) - base if scores else None
-        result.append(Sample(vocabulary.join([*given.words, *words]), words, ended, weighing.exact, log_prob))
+        result.append(sample_of(vocabulary, given.words, ids, weighing.exact, log_prob))
     return result
+
+
+def sample_of(
+    vocabulary: Vocabulary, prompt: Sequence[str], ids: list[int], exact: bool, log_prob: float | None
+) -> Sample:
+    """Return the sample that drawn ids make after a prompt."""
+    ended = bool(ids) and ids[-1] == vocabulary.eos
+    words = tuple(vocabulary.words[i] for i in (ids[:-1] if ended else ids))
+    return Sample(vocabulary.join([*prompt, *words]), words, ended, exact, log_prob)
 
 
 class Constrained(NamedTuple):
@@ -141,7 +149,11 @@ def _ancestral(
 ) -> list[list[int]]:
     """Return ids of `count` texts, each up to and with its <eos>, or of `max_tokens` words."""
     draw = Draw(generator)
-    state = _first_states(distributions, before, count, draw)
+    if before.block is None or before.alpha is None:
+        state = draw.again(distributions.start, count)
+    else:
+        state = distributions.states_of_block[before.block][draw.again(before.alpha, count)]
+        state = distributions.sample_next(state, draw.generator)
     texts: list[list[int]] = [[] for _ in range(count)]
     going = np.arange(count)
     for t in range(max_tokens):
@@ -157,13 +169,6 @@ def _ancestral(
             if not len(going):
                 break
     return texts
-
-
-def _first_states(distributions: HMMDistributions, before: _After, count: int, draw: Draw) -> Tensor:
-    if before.block is None or before.alpha is None:
-        return draw.again(distributions.start, count)
-    state = distributions.states_of_block[before.block][draw.again(before.alpha, count)]
-    return distributions.sample_next(state, draw.generator)
 
 
 def sample_streams(distributions: HMMDistributions, count: int, length: int, generator: torch.Generator) -> Tensor:
@@ -210,6 +215,7 @@ class Weighing:
             ordered = ordered * keep
             before = ordered.cumsum(1) - ordered
             keep &= before < self.top_p * ordered.sum(1, keepdim=True)
+            keep[:, 0] = True  # also where top_p is so small that the product is zero
         return torch.zeros_like(words).scatter(1, order, ordered * keep)
 
 
