@@ -251,6 +251,15 @@ class HMMDistributions:
             result[chosen] = alpha[chosen] @ self.rows(self.states_of_block[block])
         return result
 
+    def predict(self, blocks: Sequence[int] | Tensor, alpha: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
+        """Return p(z_{t+1}) for each row, from the filter alpha[i] on the states of blocks[i]; p(z_1) for block -1."""
+        blocks = self._block_index(blocks)
+        predicted = self.start.expand(len(blocks), -1).clone()
+        going = (blocks >= 0).nonzero()[:, 0]
+        if len(going):
+            predicted[going] = self.forward_step_from(blocks[going], alpha[going])
+        return predicted
+
     def backward_step_to(self, blocks: Sequence[int] | Tensor, beta: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
         """Return beta @ A^T where beta[i] lives on the states of blocks[i] only."""
         beta, blocks = beta.double(), self._block_index(blocks)

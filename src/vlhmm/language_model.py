@@ -194,12 +194,7 @@ class HMMLanguageModel:
             >>> model.next_word_probabilities(model.start(2)).sum(1).round(decimals=4).tolist()
             [1.0, 1.0]
         """
-        distributions = self.distributions
-        predicted = distributions.start.expand(len(carry.block), -1).clone()
-        going = (carry.block >= 0).nonzero()[:, 0]
-        if len(going):
-            predicted[going] = distributions.forward_step_from(carry.block[going], carry.alpha[going])
-        return distributions.emit(predicted).double()
+        return self.distributions.emit(self.distributions.predict(*carry)).double()
 
     @cached_property
     def potentials(self) -> Potentials:

@@ -24,7 +24,7 @@ from vlhmm.lattice.template import Fixed, Gap, InfillTemplate, check_memory, mak
 from vlhmm.limits import MAX_HOURS, time_of
 from vlhmm.queries.next_word import impossible_context
 from vlhmm.queries.sample import sample_streams
-from vlhmm.queries.sequence import forward, read
+from vlhmm.queries.sequence import blocks_before, forward, read
 from vlhmm.results import Result
 
 if TYPE_CHECKING:
@@ -186,11 +186,5 @@ def predictions(model: "HMMLanguageModel", ids: Sequence[int]) -> Iterator[np.nd
         raise impossible_context()
     for first in range(0, len(ids), _PLACES_AT_ONCE):
         places = range(first, min(first + _PLACES_AT_ONCE, len(ids)))
-        ahead = distributions.start.expand(len(places), -1).clone()
-        moving = [i for i, t in enumerate(places) if t > 0 and not distributions.restarts(ids[t - 1])]
-        if moving:
-            before = [places[i] - 1 for i in moving]
-            ahead[moving] = distributions.forward_step_from(
-                [distributions.block(ids[t]) for t in before], passed.alpha[before]
-            )
+        ahead = distributions.predict(blocks_before(distributions, ids, places), passed.alpha[[t - 1 for t in places]])
         yield from distributions.emit(ahead).cpu().numpy()

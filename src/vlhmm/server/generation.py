@@ -168,12 +168,9 @@ def step(model: Any, generations: Sequence[Generation]) -> list[list[Piece]]:
 
 
 def _advance(distributions: HMMDistributions, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-    predicted = distributions.start.expand(len(rows), -1).clone()
-    going = [i for i, row in enumerate(rows) if row.block is not None]
-    if going:
-        blocks = [rows[i].block for i in going]
-        alpha = torch.stack([rows[i].alpha for i in going])  # type: ignore[misc]
-        predicted[going] = distributions.forward_step_from(blocks, alpha)  # type: ignore[arg-type]
+    nothing = distributions.start.new_zeros(distributions.states_per_block)
+    alpha = torch.stack([nothing if row.alpha is None else row.alpha for row in rows])
+    predicted = distributions.predict([-1 if row.block is None else row.block for row in rows], alpha)
     return predicted, distributions.emit(predicted)
 
 
