@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import tempfile
@@ -16,12 +15,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from vlhmm.config import override
+from vlhmm.data.checked import kind_of_run
 from vlhmm.data.corpora import Corpus, load_texts
-from vlhmm.data.manifest import check_manifest, confined
+from vlhmm.data.manifest import check_manifest
 from vlhmm.data.text import encode, learn
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import CheckpointError, ConfigError, DataError
-from vlhmm.evaluation.mixture import is_mixture, read_mixture
+from vlhmm.evaluation.mixture import KIND as MIXTURE
+from vlhmm.evaluation.mixture import read_mixture
 from vlhmm.language_model import DEFAULT_MEMORY, HMMLanguageModel
 from vlhmm.mixture import MixtureLanguageModel
 from vlhmm.training.defaults import configure_for, stored_settings
@@ -89,14 +90,19 @@ def load_any(
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; expected the folder of a run, made by vlhmm train --out {path}")
     if not path.is_dir():
-        return load_arpa(path)
-    if is_mixture(path):
+        from vlhmm.baselines.kneser_ney import KneserNey
+
+        if not path.name.endswith((".arpa", ".arpa.gz")):
+            raise CheckpointError(f"{path} is a file, expected the folder of a run, or an n-gram model named .arpa or .arpa.gz")
+        return KneserNey.read_arpa(path)
+    kind = kind_of_run(path)
+    if kind == MIXTURE:
         check_manifest(path)
         stored = read_mixture(path)
         components = [load_any(part.folder, memory, dtype, device) for part in stored.components]
-        hmm_folders = [part.folder for part in stored.components if not is_baseline(part.folder)]
+        hmm_folders = [part.folder for part in stored.components if kind_of_run(part.folder) is None]
         return MixtureLanguageModel(components, [p.weight for p in stored.components], stored.rule, hmm_folders)
-    if is_baseline(path):
+    if kind is not None:
         from vlhmm.baselines import load_baseline
 
         return load_baseline(path)
@@ -111,24 +117,6 @@ def load_any(
     model = HMMLanguageModel(vocabulary, distributions, config.training.evaluation_context, memory or DEFAULT_MEMORY)
     model.folder = path
     return model
-
-
-def load_arpa(path: Path) -> LanguageModel:
-    """Load the n-gram model in an ARPA file. Its vocabulary is the file's unigrams."""
-    from vlhmm.baselines.kneser_ney import KneserNey
-
-    if not path.name.endswith((".arpa", ".arpa.gz")):
-        raise CheckpointError(f"{path} is a file, expected the folder of a run, or an n-gram model named .arpa or .arpa.gz")
-    return KneserNey.read_arpa(path)
-
-
-def is_baseline(path: Path) -> bool:
-    """Return whether a run folder holds a baseline or a mixture rather than an HMM."""
-    try:
-        content = json.loads(confined(path, "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False  # reading the HMM reports the damage
-    return isinstance(content, dict) and "kind" in content
 
 
 def train(
@@ -199,9 +187,7 @@ def train(
     folder = Path(tempfile.mkdtemp(prefix="vlhmm-")) if out is None else Path(out)
     try:
         with training_bar(progress) as shown:
-            trainer.train(
-                corpus, config, folder, time_limit=time_limit, memory=memory, device=device, progress=shown
-            )  # fmt: skip
+            trainer.train(corpus, config, folder, time_limit=time_limit, memory=memory, device=device, progress=shown)
         model = load(folder, device=device)
     except BaseException:
         if out is None:

@@ -94,7 +94,8 @@ def opened(runs: list[str], memory: int | None, device: str, out: Any) -> list[P
 
     import vlhmm
     from vlhmm.data import Vocabulary
-    from vlhmm.evaluation.mixture import check_vocabularies, is_mixture, read_mixture
+    from vlhmm.data.checked import kind_of_run
+    from vlhmm.evaluation.mixture import KIND, check_vocabularies, read_mixture
 
     folders: list[tuple[str, Path]] = []
     for run_folder in runs:
@@ -102,7 +103,7 @@ def opened(runs: list[str], memory: int | None, device: str, out: Any) -> list[P
             raise CheckpointError(f"{run_folder} does not exist; expected a run of vlhmm train or vlhmm baseline")
         if Path(run_folder).is_file():
             raise CheckpointError(f"{run_folder} is a file; vlhmm mix keeps copies of run folders, expected one")
-        if is_mixture(run_folder):
+        if kind_of_run(run_folder) == KIND:
             folders += [(part.source, part.folder) for part in read_mixture(run_folder).components]
         else:
             folders.append((run_folder, Path(run_folder)))

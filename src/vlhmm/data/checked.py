@@ -43,6 +43,14 @@ def read_object(folder: Path, name: str, remedy: str = "restore it or train agai
     return content
 
 
+def kind_of_run(folder: str | Path) -> str | None:
+    """Return the kind of model that config.json names; None for an HMM, and for a damaged file: reading it reports that."""
+    try:
+        return str(json.loads(confined(Path(folder), "config.json").read_bytes())["kind"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
 def check_keys(path: Path, content: Mapping[str, Any], known: Collection[str], where: str = "") -> None:
     """Raise a CheckpointError for an unknown key, naming the nearest known one."""
     for key in content:

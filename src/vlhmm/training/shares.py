@@ -99,8 +99,12 @@ class ExtraShares:
 def extra_plan(extra: PreparedText, text: Text, config: TrainingConfig, unknown: UnknownWords | None) -> ExtraShares:
     """Return the plan of a run that reads the whole training text and a share of a prepared extra text in every step."""
     shares = SharePlan(extra, config.extra_tokens or text.num_tokens, config.batch_tokens, config.seed)
+    return ExtraShares(whole_text(text, config, unknown), shares)
+
+
+def whole_text(text: Text, config: TrainingConfig, unknown: UnknownWords | None) -> Callable[[int], list[Batch]]:
+    """Return epoch -> batches of all sentences: the same ones in every epoch, unless words are held out."""
     if unknown is not None and unknown.any:
-        held_out = unknown
-        return ExtraShares(lambda epoch: sentence_batches(held_out.at(epoch), config.batch_tokens), shares)
+        return lambda epoch: sentence_batches(unknown.at(epoch), config.batch_tokens)
     whole = sentence_batches(text, config.batch_tokens)
-    return ExtraShares(lambda epoch: whole, shares)
+    return lambda epoch: whole
