@@ -389,7 +389,7 @@ class TileCache:
                 f"memory budget of {memory / 1e6:.0f} MB cannot hold one transition tile of {tile_bytes / 1e6:.1f} MB; raise --memory"
             )
         self.slots = 0
-        # with very many blocks (a block a word) a table of all pairs is too large: nothing is kept between calls
+        # with very many blocks (one per word) a table of all pairs is too large: nothing is kept between calls
         self.keeps = distributions.num_blocks**2 <= 1 << 24
         self.slot_of_code = torch.full((distributions.num_blocks**2 if self.keeps else 0,), -1, dtype=torch.long)
 

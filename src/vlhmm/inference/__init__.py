@@ -41,7 +41,7 @@ def use_kernels(table: Tensor) -> bool:
 
 
 def by_kernels(potentials: Potentials) -> bool:
-    """Return whether the kernels are the fast way: not where one tile serves all edges, which is one product a step."""
+    """Return whether the kernels are the fast way: not where one tile serves all edges, which is one product per step."""
     return use_kernels(potentials.emission) and len(potentials.tiles) != 1
 
 

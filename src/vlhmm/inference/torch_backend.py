@@ -1,4 +1,4 @@
-r"""Forward-backward in probability space with one scaling constant a step, in plain torch.
+r"""Forward-backward in probability space with one scaling constant per step, in plain torch.
 
 $\hat\alpha_t = p(z_t | x_{\le t})$ and $c_t = p(x_t | x_{<t})$, so $\log p(x) = \sum_t \log c_t$. Runs on
 any device; on a CPU the compiled form in `numba_backend` is the fast one, and this is its reference. Where all edges share one

@@ -23,7 +23,7 @@ class Chooser(Protocol):
     """How one of several weighted alternatives is chosen."""
 
     def among(self, weights: Tensor) -> Tensor:
-        """Return (n,) an index a row of (n, m) weights."""
+        """Return (n,) one index per row of (n, m) weights."""
         ...
 
     def again(self, weights: Tensor, count: int) -> Tensor:

@@ -18,7 +18,7 @@ from vlhmm.data.user_text import DEFAULT_MEMORY, Seed, encode_sentence, encode_w
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
 from vlhmm.lattice.backward import BackwardLattice, LatticeMessage, ScaledVectors, row_index
-from vlhmm.lattice.forward import _after_word, _arrive, _emitted
+from vlhmm.lattice.forward import message_at_start, read_any_word, read_word, step
 from vlhmm.lattice.semiring import SumProduct
 from vlhmm.lattice.template import Fixed, Gap, InfillTemplate, check_memory, make_template
 from vlhmm.limits import MAX_HOURS, time_of
@@ -85,14 +85,10 @@ def phrase_probability(
     template = make_template(distributions, [*given, Gap(1, 1)], automaton, allow_eos, [automaton.initial])
     lattice = BackwardLattice(template, distributions, SumProduct(distributions))
     check_memory(_one_slot(distributions, automaton, allow_eos), distributions.num_states, memory)
-    now = LatticeMessage(
-        row_index(automaton.num_states, np.array([automaton.initial])),
-        None,
-        torch.zeros(1, dtype=torch.float64, device=distributions.device),
-    )
+    now = message_at_start(lattice, automaton.initial)
     block: int | None = None
     for item in given:
-        now = _after_word(lattice, item, now, block)
+        now = read_word(lattice, item, now, block)
         block = None if distributions.restarts(item.word) else distributions.block(item.word)
     log_context = _log_mass(now, np.flatnonzero(now.row_of >= 0))
     if log_context == -math.inf:
@@ -106,7 +102,7 @@ def phrase_probability(
         if progress is not None:
             progress(n, num_words)
         if (now.row_of >= 0).any():
-            now = _emitted(lattice, _arrive(lattice, now, block))
+            now = read_any_word(lattice, step(lattice, now, block))
             block = None
             total += math.exp(_log_mass(now, done[now.row_of[done] >= 0]) - log_context)
             now = _without(now, done)
