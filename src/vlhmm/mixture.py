@@ -5,19 +5,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from vlhmm.constraints.constraint import Constraint
-from vlhmm.data.text import encode, read_lines
 from vlhmm.data.user_text import Seed
 from vlhmm.errors import QueryError
 from vlhmm.evaluation.mixture import Mixture
-from vlhmm.evaluation.perplexity import Report, Rule, evaluate
+from vlhmm.evaluation.perplexity import Rule
 from vlhmm.evaluation.protocol import LanguageModel
+from vlhmm.language_model import TextModel, Words
 from vlhmm.queries import left_to_right
-from vlhmm.queries.next_word import WordDistribution, WordProbability
 from vlhmm.queries.sample import Sample
 from vlhmm.queries.score import TokenScore, total
-from vlhmm.results import html_table
-
-Words = str | Sequence[str]  # a text, split at blanks, or its words
 
 
 def _refused(query: str) -> Callable[..., NoReturn]:
@@ -30,7 +26,7 @@ def _refused(query: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-class MixtureLanguageModel(Mixture):
+class MixtureLanguageModel(Mixture, TextModel):
     """A linear mixture of language models. It answers the queries that need no hidden states, in nats.
 
     `vlhmm.load_any` makes it from a run of `vlhmm mix`.
@@ -47,6 +43,8 @@ class MixtureLanguageModel(Mixture):
         True
     """
 
+    title = "Mixture of language models"
+
     def __init__(
         self,
         components: Sequence[LanguageModel],
@@ -57,12 +55,6 @@ class MixtureLanguageModel(Mixture):
         super().__init__(components, weights, rule)
         self.hmm_folders = tuple(hmm_folders)
 
-    def __repr__(self) -> str:
-        return "MixtureLanguageModel(" + ", ".join(f"{name}={value}" for name, value in self._about().items()) + ")"
-
-    def _repr_html_(self) -> str:
-        return html_table("Mixture of language models", self._about())
-
     def _about(self) -> dict[str, str]:
         parts = zip(self.weights, self.components, strict=True)
         return {
@@ -70,26 +62,6 @@ class MixtureLanguageModel(Mixture):
             "vocabulary": f"{len(self.vocabulary):,}",
             "context": self.rule,
         }
-
-    def perplexity(self, path: str | Path, context: Rule | None = None, streams: int = 16) -> Report:
-        """Return the perplexity of a text file, one sentence per line, with every count it depends on.
-
-        Args:
-            path: A UTF-8 text file; it may be compressed with gzip or zstd.
-            context: "reset" or "carry"; by default the mixture's own rule.
-            streams: Parallel streams under "carry".
-
-        Returns:
-            exp(-log p / tokens) in `.perplexity`; tokens are the words and one `<eos>` per line.
-
-        Raises:
-            DataError: The file is missing, empty or not UTF-8.
-
-        Example:
-            >>> mixture.perplexity(text_file).tokens
-            120
-        """
-        return evaluate(self, encode(read_lines(path), self.vocabulary), context or self.rule, streams)
 
     def score(self, text: Words, eos: bool = True) -> float:
         """Return log p(text) in nats. It costs what the components' scores cost together.
@@ -122,43 +94,6 @@ class MixtureLanguageModel(Mixture):
             ['the', 'dog']
         """
         return left_to_right.token_scores(self, text, eos)
-
-    def next_word(self, context: Words = "", top_k: int | None = None) -> list[WordProbability]:
-        """Return p(x | context) of the most probable words.
-
-        Args:
-            context: The words before. The distribution includes `<eos>`: the text may end here.
-            top_k: How many words; all of them by default.
-
-        Returns:
-            Words with their log-probabilities, most probable first.
-
-        Raises:
-            QueryError: The context has probability zero.
-
-        Example:
-            >>> len(mixture.next_word("the", top_k=3))
-            3
-        """
-        return self.next_distribution(context).top(top_k)
-
-    def next_distribution(self, context: Words = "") -> WordDistribution:
-        """Return p(x | context) of every word, `<eos>` included.
-
-        Args:
-            context: The words before.
-
-        Returns:
-            A distribution over the vocabulary.
-
-        Raises:
-            QueryError: The context has probability zero.
-
-        Example:
-            >>> round(float(mixture.next_distribution("the dog").probabilities.sum()), 6)
-            1.0
-        """
-        return left_to_right.next_distribution(self, context)
 
     def sample(
         self,

@@ -85,21 +85,18 @@ def share_plan(text: PreparedText, config: TrainingConfig) -> SharePlan:
     return SharePlan(text, share, config.batch_tokens, config.seed)
 
 
-class ExtraShares:
-    """epoch -> one step: the training text and the next share of an extra one; after all shares they are shuffled again."""
-
-    def __init__(self, training_text: Callable[[int], list[Batch]], shares: SharePlan) -> None:
-        self.training_text, self.shares = training_text, shares
-
-    def __call__(self, epoch: int) -> list[list[Batch]]:
-        turn, index = divmod(epoch, self.shares.num_shares)
-        return [[*self.training_text(epoch), *self.shares(turn)[index]]]
-
-
-def extra_plan(extra: PreparedText, text: Text, config: TrainingConfig, unknown: UnknownWords | None) -> ExtraShares:
-    """Return the plan of a run that reads the whole training text and a share of a prepared extra text in every step."""
+def extra_plan(
+    extra: PreparedText, text: Text, config: TrainingConfig, unknown: UnknownWords | None
+) -> Callable[[int], list[list[Batch]]]:
+    """Return epoch -> one step: the training text and the next share of an extra one; after all shares they are shuffled again."""
     shares = SharePlan(extra, config.extra_tokens or text.num_tokens, config.batch_tokens, config.seed)
-    return ExtraShares(whole_text(text, config, unknown), shares)
+    read = whole_text(text, config, unknown)
+
+    def steps(epoch: int) -> list[list[Batch]]:
+        turn, index = divmod(epoch, shares.num_shares)
+        return [[*read(epoch), *shares(turn)[index]]]
+
+    return steps
 
 
 def whole_text(text: Text, config: TrainingConfig, unknown: UnknownWords | None) -> Callable[[int], list[Batch]]:
