@@ -6,8 +6,17 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from vlhmm.cli.numbers import count
-from vlhmm.cli.options import LogBase, ResultWriter, add_log_base, add_query_options, load_model, memory_of, on_line
-from vlhmm.errors import ConfigError, VlhmmError
+from vlhmm.cli.options import (
+    LogBase,
+    ResultWriter,
+    add_log_base,
+    add_query_options,
+    lines_of,
+    load_model,
+    memory_of,
+    on_line,
+)
+from vlhmm.errors import ConfigError
 
 if TYPE_CHECKING:
     from vlhmm.queries.decode import Decoding
@@ -59,26 +68,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decode every sentence; return 0."""
-    from vlhmm.data.text import read_lines
-    from vlhmm.queries.prefix import begin
-
     if args.k > 1 and args.method != "viterbi":
         raise ConfigError(f"-k {args.k} lists best paths; --method {args.method} has only one")
     if args.eos_state == "sum" and args.method != "viterbi":
         raise ConfigError(f"--eos-state sum applies to paths; --method {args.method} sums over all other states anyway")
     model = load_model(args)
     logs = LogBase(args)
-    before = begin(model) if model.rule == "carry" else None
     with ResultWriter(args.format) as answer:
-        for number, words in enumerate(read_lines(args.file, model.vocabulary.split), start=1):
-            try:
-                found, top = _sentence(model, words, args, before) if words else ([], None)
-            except VlhmmError as error:
-                raise on_line(number, True, error) from None
-            if before is not None:
-                before = before.read_line(words)
+        for number, words, before in lines_of(model, args.file):
             if not words:
                 continue
+            with on_line(number):
+                found, top = _sentence(model, words, args, before)
             for rank, decoding in enumerate(found, start=1):
                 answer(_record(number, rank, decoding, top, logs, args), _columns(decoding, top))
     return 0

@@ -21,7 +21,6 @@ from vlhmm.cli.options import (
     on_line,
     texts_of,
 )
-from vlhmm.errors import VlhmmError
 
 DESCRIPTION = "Fill the gaps of a text, given all words left and right of them."
 EPILOG = """\
@@ -71,15 +70,13 @@ def run(args: argparse.Namespace) -> int:
     with ResultWriter(args.format, single) as answer:
         for number, words in texts_of(args.text, lambda text: model.vocabulary.split_around(text, MASK)):
             log_oov(log, model.vocabulary, words)
-            try:
+            with on_line(number, several):
                 ready = prepare(model, words, constraint, args.scope, not args.open, args.allow_eos, memory_of(args))
                 about = {"rule": model.rule, "log_base": logs.name, "evidence": logs(ready.log_evidence)}
                 if ready.log_constraint is not None:
                     about["constraint_log_prob"] = logs.number(ready.log_constraint)
                     log(f"p(constraint | text) = {math.exp(ready.log_constraint):.3g}")
                 _ANSWERS[args.mode](args, ready, logs, about, answer)
-            except VlhmmError as error:
-                raise on_line(number, several, error) from None
     return 0
 
 

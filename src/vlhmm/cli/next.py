@@ -16,7 +16,6 @@ from vlhmm.cli.options import (
     on_line,
     texts_of,
 )
-from vlhmm.errors import VlhmmError
 
 DESCRIPTION = "Compute the exact distribution of the word after a context."
 EPILOG = """\
@@ -48,11 +47,9 @@ def run(args: argparse.Namespace) -> int:
     with ResultWriter(args.format, single=not several) as answer:
         for number, words in texts_of(args.context, model.vocabulary.split):
             log_oov(log, model.vocabulary, words)
-            try:
+            with on_line(number, several):
                 found = next_distribution(model, words)
                 best = found.top(args.top_k or None)
-            except VlhmmError as error:
-                raise on_line(number, several, error) from None
             record = {
                 "context": model.vocabulary.join(words),
                 "rule": model.rule,

@@ -7,8 +7,17 @@ import heapq
 from typing import Any
 
 from vlhmm.cli.numbers import count
-from vlhmm.cli.options import LogBase, ResultWriter, add_log_base, add_query_options, load_model, memory_of, on_line
-from vlhmm.errors import ConfigError, VlhmmError
+from vlhmm.cli.options import (
+    LogBase,
+    ResultWriter,
+    add_log_base,
+    add_query_options,
+    lines_of,
+    load_model,
+    memory_of,
+    on_line,
+)
+from vlhmm.errors import ConfigError
 
 DESCRIPTION = "List the words of a text that the model expects least, given all other words of the sentence."
 EPILOG = """\
@@ -38,8 +47,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List the words; return 0."""
-    from vlhmm.data.text import read_lines
-    from vlhmm.queries.prefix import begin
     from vlhmm.queries.word_posterior import surprisal
 
     for name, value in (("--worst", args.worst), ("--each", args.each), ("--top-k", args.top_k)):
@@ -47,16 +54,11 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{name} {value}: expected at least 1")
     model = load_model(args)
     logs = LogBase(args)
-    before = begin(model) if model.rule == "carry" else None
     worst: list[tuple[float, int, int, Any]] = []  # a heap whose top is the most expected of those kept
     with ResultWriter(args.format) as answer:
-        for number, words in enumerate(read_lines(args.file, model.vocabulary.split), start=1):
-            try:
+        for number, words, before in lines_of(model, args.file):
+            with on_line(number):
                 found = surprisal(model, words, args.top_k, memory=memory_of(args), before=before) if words else []
-            except VlhmmError as error:
-                raise on_line(number, True, error) from None
-            if before is not None:
-                before = before.read_line(words)
             if args.each is not None:
                 for surprise in found[: args.each]:
                     _print(number, surprise, logs, answer)

@@ -11,6 +11,7 @@ would make every automaton twenty times larger.
 import json
 from collections.abc import Sequence
 from functools import reduce
+from operator import and_
 
 from vlhmm.errors import ConfigError, QueryError
 from vlhmm.steering import byte_automaton
@@ -36,24 +37,17 @@ class TextConstraint:
 
     def __and__(self, other: "TextConstraint") -> "TextConstraint":
         limit = max(self.max_states, other.max_states)
-        return TextConstraint(
-            f"({self.description} & {other.description})",
-            byte_automaton.intersection(self.automaton, other.automaton, limit),
-            limit,
-        )
+        automaton = byte_automaton.intersection(self.automaton, other.automaton, limit)
+        return TextConstraint(f"({self.description} & {other.description})", automaton, limit)
 
     def __or__(self, other: "TextConstraint") -> "TextConstraint":
         limit = max(self.max_states, other.max_states)
-        return TextConstraint(
-            f"({self.description} | {other.description})",
-            byte_automaton.union(self.automaton, other.automaton, limit),
-            limit,
-        )
+        automaton = byte_automaton.union(self.automaton, other.automaton, limit)
+        return TextConstraint(f"({self.description} | {other.description})", automaton, limit)
 
     def __invert__(self) -> "TextConstraint":
-        return TextConstraint(
-            f"~{self.description}", byte_automaton.complement(self.automaton, self.max_states), self.max_states
-        )
+        automaton = byte_automaton.complement(self.automaton, self.max_states)
+        return TextConstraint(f"~{self.description}", automaton, self.max_states)
 
     def __repr__(self) -> str:
         return f"TextConstraint({self.description}, {self.automaton.num_states} states)"
@@ -104,7 +98,7 @@ def must_include(*items: str | Sequence[str], any_case: bool = False, max_states
     for item in items:
         alternatives = [item] if isinstance(item, str) else list(item)
         parts.append(TextConstraint(f"must_include({item!r})", _including(alternatives, any_case), max_states))
-    whole = reduce(lambda left, right: left & right, parts)
+    whole = reduce(and_, parts)
     whole.description = f"must_include{items!r}"
     return whole
 
@@ -206,7 +200,7 @@ def constraint(
         parts.append(_suffix(suffix))
     if sentence_end:
         parts.append(_sentence_end())
-    return reduce(lambda left, right: left & right, parts) if parts else anything()
+    return reduce(and_, parts) if parts else anything()
 
 
 def escape(text: str) -> str:
