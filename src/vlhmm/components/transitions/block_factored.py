@@ -15,6 +15,7 @@ from vlhmm.components.transitions.tiles import (
     block_bound,
     columns_to_log,
     cut,
+    detached,
     runs,
 )
 
@@ -39,10 +40,7 @@ class BlockFactored:
 
     def to(self, **how: Any) -> "BlockFactored":
         """Return a detached copy with its factors in another dtype or on another device."""
-        moved: dict[str, Any] = {
-            name: None if getattr(self, name) is None else getattr(self, name).detach().to(**how)
-            for name in ("log_block", "source", "target", "logits")
-        }
+        moved = detached(self, ("log_block", "source", "target", "logits"), **how)
         moved["log_block"] = moved["log_block"].log_softmax(-1)  # a wider type shows what rounding had left over
         return replace(self, **moved)
 

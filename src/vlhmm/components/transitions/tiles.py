@@ -1,6 +1,6 @@
 """Pairs of blocks and their (K, K) tiles: functions that every kind of transition uses."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -20,6 +20,12 @@ def columns_to_log(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     if mask is None or bool(mask.all()):
         return None
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+
+
+def detached(owner: object, names: tuple[str, ...], **how: Any) -> dict[str, Any]:
+    """Return some factors of a transition, those that it has, in another dtype or on another device."""
+    factors = {name: getattr(owner, name) for name in names}
+    return {name: None if factor is None else factor.detach().to(**how) for name, factor in factors.items()}
 
 
 class Run(NamedTuple):
