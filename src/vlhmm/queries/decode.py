@@ -67,7 +67,7 @@ def posteriors(
     log_likelihood = float(inference.forward(ended.potentials, ended.chain).log_scale.sum())
     if log_likelihood == -float("inf"):
         raise QueryError("the text has probability zero under the model: no state can be behind it")
-    smoothed = inference.posteriors(ended.potentials, ended.chain).posterior[0]
+    smoothed = inference.posteriors(ended.potentials, ended.chain)[0]
     states = distributions.states_of_block[distributions.block_of_word[torch.tensor(ids, device=distributions.device)]]
     return Posteriors(words, states, filtered, smoothed, log_likelihood)
 
