@@ -368,8 +368,7 @@ class EmittedWords:
         return torch.cat([self.probability.new_zeros(1), self.probability.cumsum(0)])
 
     def draw(self, states: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
-        """Return a word for each state by inversion of `uniform` numbers: from p(x | z), over the words of
-        `sums`."""
+        """Draw a word for each state from p(x | z) by inversion of `uniform` numbers, among the words of `sums`."""
         sums = self.all_words if sums is None else sums
         low, high = sums[self.first[states]], sums[self.first[states + 1]]
         target = torch.minimum(low + uniform * (high - low), torch.nextafter(high, low))

@@ -66,8 +66,10 @@ def warn_uncached() -> None:
 
 @cache
 def pool(num_threads: int) -> ThreadPoolExecutor:
-    """Return the threads that run kernels. They, and only they, flush denormal numbers to zero: below 1e-38 in float32 a
-    multiplication takes a hundred times as long, and filtered posteriors are full of such states."""
+    """Return the threads that run kernels. They, and only they, flush denormal numbers to zero.
+
+    Below 1e-38 in float32 a multiplication takes a hundred times as long, and filtered posteriors are full of such states.
+    """
     return ThreadPoolExecutor(
         num_threads, thread_name_prefix="vlhmm", initializer=lambda: torch.set_flush_denormal(True)
     )

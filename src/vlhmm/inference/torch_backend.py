@@ -42,8 +42,10 @@ def forward(potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch sl
 
 
 def backward(potentials: Potentials, chain: Chain, forward: Forward) -> tuple[Tensor, Tensor]:
-    r"""Return (posterior, right): $p(z_t | x)$ and $r_t = \beta_t \, p(x_t | z_t) / c_t$, so that the expected count
-    of an edge is $\hat\alpha_{t-1}(i) A_{ij} r_t(j)$; both (B, T, K), zero on padding."""
+    r"""Return $p(z_t | x)$ and $r_t = \beta_t \, p(x_t | z_t) / c_t$, both (B, T, K), zero on padding.
+
+    The expected count of an edge is $\hat\alpha_{t-1}(i) A_{ij} r_t(j)$.
+    """
     _, emission, tiles = potentials
     alpha, log_scale = forward
     posterior, right = torch.zeros_like(alpha), torch.zeros_like(alpha)

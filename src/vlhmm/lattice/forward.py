@@ -131,8 +131,7 @@ def _length_posterior(lengths: dict[int, LatticeMessage], before: LatticeMessage
 
 
 def step(lattice: BackwardLattice, before: LatticeMessage, block: int | None) -> LatticeMessage:
-    """Return p(words so far, q, z) where z is the state of the word to come: one transition further, on all
-    states."""
+    """Return p(words so far, q, z) for the state z of the word to come: one transition further, on all states."""
     distributions = lattice.distributions
     parts: list[tuple[Tensor, Tensor]] = []
     if before.rows is not None:

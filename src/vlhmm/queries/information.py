@@ -1,6 +1,4 @@
-"""Numbers about a model. Input: models, phrases, texts. Output: what is exact is called exact, what is
-estimated has its standard error.
-"""
+"""Entropy rate, phrase probabilities and divergences of models. Estimates come with a standard error; all else is exact."""
 
 import math
 import time
@@ -121,8 +119,7 @@ def _check_time(num_words: int, done: int, seconds: float) -> None:
 
 
 def _one_slot(distributions: HMMDistributions, automaton: Automaton, allow_eos: bool) -> InfillTemplate:
-    """Return a template as large as what a forward walk keeps: one vector an automaton state, and as much for the
-    next."""
+    """Return a template as large as what a forward walk keeps: two vectors per automaton state."""
     return make_template(distributions, [Gap(2, 2)], automaton, allow_eos, list(range(automaton.num_states)))
 
 

@@ -127,8 +127,7 @@ def constrained(
     scope: Scope = "text",
     memory: float = DEFAULT_MEMORY,
 ) -> Constrained:
-    """Return the texts after `prompt` that satisfy `constraint`, their messages computed: `max_tokens` passes over
-    A."""
+    """Compute the messages of the texts after `prompt` that satisfy `constraint`: `max_tokens` passes over A."""
     vocabulary = model.vocabulary
     given = encode_words(vocabulary, prompt)
     end = Fixed(vocabulary.eos, read=False)
