@@ -93,7 +93,9 @@ def load_any(
         from vlhmm.baselines.kneser_ney import KneserNey
 
         if not path.name.endswith((".arpa", ".arpa.gz")):
-            raise CheckpointError(f"{path} is a file, expected the folder of a run, or an n-gram model named .arpa or .arpa.gz")
+            raise CheckpointError(
+                f"{path} is a file, expected the folder of a run, or an n-gram model named .arpa or .arpa.gz"
+            )
         return KneserNey.read_arpa(path)
     kind = kind_of_run(path)
     if kind == MIXTURE:

@@ -273,7 +273,7 @@ class Inspector:
     # ---- what comes next, and what came before
 
     def _neighbours(self, ahead: Tensor, before: Tensor, words_behind: Tensor, top: int) -> dict[str, Any]:
-        """Return the words, states and blocks on both sides, from distributions over the next and the previous state."""
+        """Return words, states and blocks on both sides, from distributions over the next and the previous state."""
         return {
             "next_words": self._words(self.distributions.emit(ahead[None])[0], top),
             "next_states": self._states(ahead, top),

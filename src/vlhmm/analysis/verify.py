@@ -195,7 +195,7 @@ def _rescoring(model: Any, texts: list[list[int]], seed: int) -> list[float]:
 
 
 def _two_word_gap(model: Any, ids: list[int]) -> list[float]:
-    """Compute log p(first word, two words, the last) from the right, by messages, and from the left; return the difference."""
+    """Compare log p(first word, two words, the last) by messages from the right with distributions from the left."""
     distributions, vocabulary = model.distributions, model.vocabulary
     first, last = ids[0], ids[-1]
     if first == vocabulary.eos:

@@ -119,12 +119,13 @@ def load_run_texts(model: Any, names: list[str], data_dir: str | None) -> Iterat
 
 @contextmanager
 def terminal_bar(*columns: str, width: int = 40) -> Iterator[Any]:
-    """Draw a progress bar on standard error: a description, the bar, and columns named by their classes in rich.progress."""
+    """Draw a progress bar on standard error: a description, the bar, and `columns`, classes of rich.progress."""
     from rich import progress
     from rich.console import Console
 
-    shown = [progress.TextColumn("{task.description}"), progress.BarColumn(width), *(getattr(progress, name)() for name in columns)]
-    with progress.Progress(*shown, console=Console(stderr=True), transient=True) as bar:
+    shown = (progress.TextColumn("{task.description}"), progress.BarColumn(width))
+    others = (getattr(progress, name)() for name in columns)
+    with progress.Progress(*shown, *others, console=Console(stderr=True), transient=True) as bar:
         yield bar
 
 

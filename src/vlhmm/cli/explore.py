@@ -41,9 +41,8 @@ def run(args: argparse.Namespace) -> int:
         from vlhmm.server.export import export_page
 
         if not has_hidden_states(server.model):
-            raise ConfigError(
-                f"{args.run_folder} is a {kind_of(server.model)}, which has no states to explore; give a run of vlhmm train"
-            )
+            kind = kind_of(server.model)
+            raise ConfigError(f"{args.run_folder} is a {kind}, which has no states to explore; give a run of vlhmm train")
         with token_progress(args.quiet, "states and blocks") as progress:
             pages = export_page(server, args.export, args.top_states, progress)
         log_to(args.quiet)(f"{pages:,} files in {args.export}; open index.html, or put the folder on any web server")

@@ -123,7 +123,7 @@ def paths_of_merges(merges: np.ndarray, num_classes: int) -> tuple[str, ...]:
 
 
 def number_blocks(block_of_word: np.ndarray, word_count: np.ndarray, num_blocks: int) -> np.ndarray:
-    """Return block_of_word with blocks renumbered by falling token count, ties by their first words; unseen words placed."""
+    """Place unseen words, and number the blocks by falling token count, ties by their first words."""
     placed = place_unseen(block_of_word, word_count, num_blocks)
     new_of_old = np.empty(num_blocks, dtype=np.int64)
     new_of_old[block_order(placed, word_count, num_blocks)] = np.arange(num_blocks)

@@ -44,7 +44,7 @@ def read_object(folder: Path, name: str, remedy: str = "restore it or train agai
 
 
 def kind_of_run(folder: str | Path) -> str | None:
-    """Return the kind of model that config.json names; None for an HMM, and for a damaged file: reading it reports that."""
+    """Return the kind of model that config.json names; None for an HMM and for a damaged file, which its reader reports."""
     try:
         return str(json.loads(confined(Path(folder), "config.json").read_bytes())["kind"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -200,7 +200,7 @@ def _enter(lattice: BackwardLattice, gap: GapMessages, walk: _Walk, chooser: Cho
 
 
 def _joint(values: Sequence[LatticeMessage], q: int, states: Tensor | None) -> Tensor:
-    """Return (lengths, K or chosen states) the messages of one automaton state, on one scale or that of each chosen state."""
+    """Return (lengths, K or chosen states) the messages of one automaton state, on one scale or one per chosen state."""
     rows = []
     for value in values:
         assert value.rows is not None

@@ -1,4 +1,4 @@
-"""Entropy rate, phrase probabilities and divergences of models. Estimates come with a standard error; all else is exact."""
+"""Entropy rate, phrase probabilities, divergences of models. Estimates have a standard error; all else is exact."""
 
 import math
 import time

@@ -150,8 +150,8 @@ def _left(distributions: HMMDistributions, ids: list[int], start: Tensor, alpha:
     for i, t in enumerate(places):
         if t == 0:
             result[i] = start
-        elif not bool((alpha[t - 1] > 0).any()):  # under "reset" an impossible sentence before makes this impossible too
-            result[i] = 0
+        elif not bool((alpha[t - 1] > 0).any()):
+            result[i] = 0  # under "reset" an impossible sentence before this one makes this place impossible as well
     return result
 
 

@@ -321,8 +321,9 @@ class Server:
     def check_states(self, what: str) -> None:
         """Raise a RequestError if the query needs hidden states and the model is a mixture or a baseline."""
         if not has_hidden_states(self.model):
+            kind = kind_of(self.model)
             raise RequestError(
-                f"{self.name} is a {kind_of(self.model)}, which has no hidden states: {what} has no exact answer; serve an HMM",
+                f"{self.name} is a {kind}, which has no hidden states: {what} has no exact answer; serve an HMM",
                 what if what in ("suffix", "structured_outputs") else None,
             )
 
