@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vlhmm.cli.common import DATA_DIR, TRAIN, add_vocabulary_limits, log_to, terminal_bar
+from vlhmm.cli.common import (
+    DATA_DIR,
+    TRAIN,
+    add_vocabulary_limits,
+    check_no_vocabulary_limits,
+    is_corpus,
+    log_to,
+    terminal_bar,
+)
 from vlhmm.cli.numbers import count, seed
 from vlhmm.errors import ConfigError
 from vlhmm.limits import MAX_STATES
@@ -86,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(args: argparse.Namespace) -> tuple[Vocabulary, Text]:
-    from vlhmm.data import CORPORA, learn, load_corpus, read_lines
+    from vlhmm.data import learn, load_corpus, read_lines
     from vlhmm.data.prepared import PreparedText, is_prepared
 
     if is_prepared(args.train):
@@ -94,12 +101,9 @@ def _read(args: argparse.Namespace) -> tuple[Vocabulary, Text]:
             raise ConfigError(f"{args.train} was prepared with its vocabulary; drop --max-vocab and --min-count")
         prepared = PreparedText(args.train)
         return prepared.vocabulary, prepared
-    if args.train not in CORPORA or os.path.exists(args.train):
+    if not is_corpus(args.train):
         return learn(read_lines(args.train), args.max_vocab, args.min_count)
-    if args.max_vocab is not None or args.min_count != 1:
-        raise ConfigError(
-            f"{args.train} has a fixed vocabulary; drop --max-vocab and --min-count, or give TRAIN as a file"
-        )
+    check_no_vocabulary_limits(args)
     corpus = load_corpus(args.train, args.data_dir)
     return corpus.vocabulary, corpus.train
 

@@ -95,6 +95,19 @@ def log_to(quiet: bool) -> Callable[[str], None]:
     return (lambda line: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
 
 
+def is_corpus(name: str) -> bool:
+    """Return whether a name is that of a corpus, and of no file."""
+    from vlhmm.data import CORPORA
+
+    return name in CORPORA and not os.path.exists(name)
+
+
+def check_no_vocabulary_limits(args: argparse.Namespace) -> None:
+    """Refuse --max-vocab and --min-count for a corpus."""
+    if args.max_vocab is not None or args.min_count != 1:
+        raise ConfigError(f"{args.train} has a fixed vocabulary; drop --max-vocab and --min-count, or give TRAIN as a file")
+
+
 def load_run_texts(model: Any, names: list[str], data_dir: str | None) -> Iterator[tuple[str, Any]]:
     """Yield (name, Text) for files, '-' and corpora; a corpus name means its valid and test splits."""
     from vlhmm.data import CORPORA, load_corpus
@@ -178,15 +191,12 @@ def load_training_corpus(args: argparse.Namespace, vocabulary: Any = None) -> Co
     """Load the corpus that TRAIN, --valid, --test and the vocabulary options name."""
     from vlhmm.data import CORPORA, load_corpus, load_texts
 
-    if args.train in CORPORA and not os.path.exists(args.train):
+    if is_corpus(args.train):
         if args.valid or getattr(args, "test", None):
             raise ConfigError(f"{args.train} has its own texts; drop --valid and --test, or give TRAIN as a file")
         if vocabulary is not None:
             raise ConfigError(f"{args.train} has a fixed vocabulary; drop --vocab, or give TRAIN as a file")
-        if args.max_vocab is not None or args.min_count != 1:
-            raise ConfigError(
-                f"{args.train} has a fixed vocabulary; drop --max-vocab and --min-count, or give TRAIN as a file"
-            )
+        check_no_vocabulary_limits(args)
         return load_corpus(args.train, args.data_dir)
     if args.train != "-" and not os.path.exists(args.train):
         raise unknown("file or corpus", args.train, list(CORPORA))

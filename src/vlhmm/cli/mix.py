@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vlhmm.cli.common import DATA_DIR, add_format, add_machine_options, load_run_texts, log_to, setup, token_progress
+from vlhmm.cli.common import (
+    DATA_DIR,
+    add_format,
+    add_machine_options,
+    is_corpus,
+    load_run_texts,
+    log_to,
+    setup,
+    token_progress,
+)
 from vlhmm.config import to_json
 from vlhmm.errors import CheckpointError, ConfigError
 
@@ -70,15 +79,6 @@ def weights_of(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"--weights {text!r}: expected numbers with commas between them, e.g. 0.5,0.5") from None
-
-
-def is_corpus(name: str) -> bool:
-    """Return whether a name is a corpus without a split, and not a file."""
-    import os
-
-    from vlhmm.data import CORPORA
-
-    return name in CORPORA and not os.path.exists(name)
 
 
 class Part:

@@ -79,7 +79,8 @@ def sample(
     for first in range(0, n, size):
         count = min(size, n - first)
         if weighing.exact:
-            found += _ancestral(distributions, before, count, max_tokens, generator)
+            draw = Draw(generator)
+            found += ancestral(distributions, _first_states(distributions, before, count, draw), max_tokens, draw)[0]
         else:
             found += _weighed(distributions, before, count, max_tokens, generator, weighing)
     base = score_ids(model, given.ids) if scores else 0.0
@@ -143,31 +144,37 @@ class _After(NamedTuple):
     alpha: Tensor | None
 
 
-def _ancestral(
-    distributions: HMMDistributions, before: _After, count: int, max_tokens: int, generator: torch.Generator
-) -> list[list[int]]:
-    """Return ids of `count` texts, each up to and with its <eos>, or of `max_tokens` words."""
-    draw = Draw(generator)
-    if before.block is None or before.alpha is None:
-        state = draw.again(distributions.start, count)
-    else:
-        state = distributions.states_of_block[before.block][draw.again(before.alpha, count)]
-        state = distributions.sample_next(state, draw.generator)
-    texts: list[list[int]] = [[] for _ in range(count)]
-    going = np.arange(count)
+def ancestral(
+    distributions: HMMDistributions, state: Tensor, max_tokens: int, draw: Draw
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Draw a text from each first state, up to its <eos> or `max_tokens` words; return their ids and their states."""
+    texts: list[list[int]] = [[] for _ in range(len(state))]
+    paths: list[list[int]] = [[] for _ in range(len(state))]
+    going = np.arange(len(state))
     for t in range(max_tokens):
         if t > 0:
-            state = distributions.sample_next(state, draw.generator)
+            following = []
+            for part in state.split(_AT_ONCE):
+                if distributions.interrupt is not None:
+                    distributions.interrupt()
+                following.append(distributions.sample_next(part, draw.generator))
+            state = torch.cat(following)
         words = distributions.emitted.draw(state, draw.uniform(len(state)).to(state.device))
-        for text, word in zip(going.tolist(), words.tolist(), strict=True):
+        for text, word, z in zip(going.tolist(), words.tolist(), state.tolist(), strict=True):
             texts[text].append(word)
-        open_ended = (words != distributions.eos).cpu()
-        if not bool(open_ended.all()):
-            going = going[open_ended.numpy()]
-            state = state[open_ended.to(state.device)]
-            if not len(going):
-                break
-    return texts
+            paths[text].append(z)
+        open_ended = words != distributions.eos
+        going, state = going[open_ended.cpu().numpy()], state[open_ended]
+        if not len(going):
+            break
+    return texts, paths
+
+
+def _first_states(distributions: HMMDistributions, before: _After, count: int, draw: Draw) -> Tensor:
+    if before.block is None or before.alpha is None:
+        return draw.again(distributions.start, count)
+    state = distributions.states_of_block[before.block][draw.again(before.alpha, count)]
+    return distributions.sample_next(state, draw.generator)
 
 
 def sample_streams(distributions: HMMDistributions, count: int, length: int, generator: torch.Generator) -> Tensor:

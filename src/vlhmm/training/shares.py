@@ -88,7 +88,7 @@ def share_plan(text: PreparedText, config: TrainingConfig) -> SharePlan:
 def extra_plan(
     extra: PreparedText, text: Text, config: TrainingConfig, unknown: UnknownWords | None
 ) -> Callable[[int], list[list[Batch]]]:
-    """Return epoch -> one step: the training text and the next share of an extra one. Shares are dealt out in turns."""
+    """Return epoch -> one step: the training text and the next share of an extra one. The shares come in a new order each time."""
     shares = SharePlan(extra, config.extra_tokens or text.num_tokens, config.batch_tokens, config.seed)
     read = whole_text(text, config, unknown)
 
