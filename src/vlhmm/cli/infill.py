@@ -101,10 +101,8 @@ def _fill(ready: Any, fill: Any, exact: str, more: dict, logs: LogBase, about: d
         **more,
         **about,
     }
-    answer(
-        record,
-        f"{math.exp(fill.log_prob):.4g}\t{fill.text}" + ("" if exact == "sample" else f"\t(exact: {exact})"),
-    )
+    how = "" if exact == "sample" else f"\t(exact: {exact})"
+    answer(record, f"{math.exp(fill.log_prob):.4g}\t{fill.text}{how}")
 
 
 def _marginals(args: argparse.Namespace, ready: Any, logs: LogBase, about: dict, answer: ResultWriter) -> None:

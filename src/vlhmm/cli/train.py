@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -121,9 +122,9 @@ def presets_help() -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Train; return 0 if the run is finished or its time is up, 130 after an interrupt with a checkpoint."""
-    from vlhmm.config import override, to_dict
+    from vlhmm.config import to_dict
     from vlhmm.training.config import RunConfig
-    from vlhmm.training.presets import PRESETS, preset
+    from vlhmm.training.presets import PRESETS
 
     if args.list_settings:
         print_settings(RunConfig)
@@ -136,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.out and not args.dry_run:
         raise ConfigError("--out is missing: the folder for the run, e.g. --out runs/first")
     mixture = mixture_folder(args)
-    config = configured(args, override, preset)  # refused before anything is read
+    config = configured(args)  # refused before anything is read
     device = setup(args)
     from vlhmm.data.corpora import read_text
     from vlhmm.training import trainer
@@ -194,7 +195,7 @@ def run(args: argparse.Namespace) -> int:
         "stopped_by": result.stopped_by,
         "step": result.step,
         "total_steps": result.total_steps,
-        "best_valid": finite(result.best_valid),
+        "best_valid": result.best_valid if math.isfinite(result.best_valid) else None,
         "calibrated": result.calibrated,
         "context": config.training.evaluation_context,
         "parameters": result.num_parameters,
@@ -208,17 +209,12 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         print(json.dumps(summary))
     else:
-        state = (
-            "finished"
-            if result.finished
-            else f"stopped by {result.stopped_by} at step {result.step} of {result.total_steps}"
-        )
-        best = (
-            f"best valid perplexity {result.best_valid:.2f} (context {config.training.evaluation_context}"
-            f"{', calibrated' if result.calibrated else ''})"
-            if summary["best_valid"]
-            else "not validated yet"
-        )
+        state, best = "finished", "not validated yet"
+        if not result.finished:
+            state = f"stopped by {result.stopped_by} at step {result.step} of {result.total_steps}"
+        if summary["best_valid"]:
+            how = f"context {summary['context']}{', calibrated' if result.calibrated else ''}"
+            best = f"best valid perplexity {result.best_valid:.2f} ({how})"
         print(f"{args.out}: {state}; {best}; {result.num_parameters:,} parameters; {clock(result.seconds)}")
         if "mixture" in summary:
             from vlhmm.cli.mix import described
@@ -291,10 +287,6 @@ def given_vocabulary(args: argparse.Namespace) -> Any:
     return TokenVocabulary.read(args.tokenizer, args.end_of_text)
 
 
-def finite(value: float) -> float | None:
-    return value if value < float("inf") else None
-
-
 def named_settings(args: argparse.Namespace) -> list[str]:
     """Return the settings that the command line names, as assignments."""
     short = {
@@ -311,12 +303,14 @@ def named_settings(args: argparse.Namespace) -> list[str]:
     return [f"training.seed={args.seed}", *changes, *args.set]
 
 
-def configured(args: argparse.Namespace, override: Callable, preset: Callable) -> Any:
+def configured(args: argparse.Namespace) -> Any:
     """Return the preset with every option of the command line applied."""
+    from vlhmm.config import override
+    from vlhmm.training.defaults import configure
+    from vlhmm.training.presets import preset
+
     changes = named_settings(args)
     if args.preset == "default":  # only checked here: the settings are chosen later, by the size of the text
-        from vlhmm.training.defaults import configure
-
         return configure(changes, num_tokens=10**6, vocab_size=10**4).config
     # several settings may only fit each other together, so they are applied at once
     return override(preset(args.preset), changes)
@@ -330,9 +324,9 @@ def chosen_for(args: argparse.Namespace, corpus: Any, config: Any, log: Callable
         stored = stored_settings(args.out, named_settings(args))
         if stored is not None:  # an interrupted run resumes with its own settings
             return stored
-        configured = configure_for(named_settings(args), corpus)
-        config = configured.config
-        for choice in configured.choices:
+        chosen = configure_for(named_settings(args), corpus)
+        config = chosen.config
+        for choice in chosen.choices:
             log(f"  {choice}")
     for warning in warnings_for(corpus.train.num_tokens, config.model.num_states):
         log(f"warning: {warning}")
