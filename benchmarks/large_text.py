@@ -114,7 +114,8 @@ def stage_prepare(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 def stage_cluster(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Run vlhmm cluster on the prepared text; training uses its paths."""
-    from vlhmm.clustering import cluster_words, write_paths
+    from vlhmm.clustering.cluster import cluster_words
+    from vlhmm.clustering.paths import write_paths
 
     text = PreparedText(folder / "prepared")
     found = cluster_words(text.token_arrays(), len(text.vocabulary), settings["blocks"], settings["sweeps"])
@@ -139,7 +140,7 @@ def run_config(settings: dict[str, Any], epochs: float = 1.0) -> Any:
 
 
 def blocks_of(folder: Path, config: Any, vocabulary: Vocabulary, counts: np.ndarray) -> Any:
-    from vlhmm.clustering import read_paths
+    from vlhmm.clustering.paths import read_paths
     from vlhmm.training.make_blocks import partition
 
     return partition(config.model, read_paths(folder / "paths", vocabulary.words).block_of_word, counts)

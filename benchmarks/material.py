@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vlhmm.clustering import Blocks, cluster_words, share_states
+from vlhmm.clustering.blocks import Blocks
+from vlhmm.clustering.cluster import cluster_words
 from vlhmm.data import EOS, UNK, Corpus, Text, Vocabulary, load_corpus
 from vlhmm.data.corpora import DATA_VARIABLE, cache_folder
 from vlhmm.errors import DataError
@@ -103,4 +104,4 @@ def write_blocks(corpus: Corpus, num_blocks: int, sweeps: int, folder: Path) -> 
 def read_blocks(folder: Path, num_states: int, num_blocks: int) -> Blocks:
     """Return `num_states` states in equal shares among the blocks that `write_blocks` wrote."""
     block_of_word = np.load(folder / f"blocks-{num_blocks}.npy", allow_pickle=False)
-    return Blocks.partition_of(block_of_word, num_blocks, share_states(num_states, num_blocks))
+    return Blocks.partition_of(block_of_word, num_blocks, num_states // num_blocks)

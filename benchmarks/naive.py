@@ -21,7 +21,7 @@ from benchmarks.exactness import check_at_most, few_sentences
 from benchmarks.extrapolation import extrapolated_seconds, operations
 from benchmarks.machine import available_gb, limit_memory, peak_gb
 from benchmarks.material import read_corpus
-from vlhmm.clustering import frequency_blocks
+from vlhmm.clustering.assignments import frequency_blocks
 from vlhmm.components.networks import Residual
 from vlhmm.data.batches import Batch, sentence_batches
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from vlhmm.data.user_text import generator_of
 from vlhmm.queries.infill import prepare
-from vlhmm.queries.next_word import next_word
+from vlhmm.queries.next_word import next_distribution
 from vlhmm.queries.sample import sample, sample_streams
 
 
@@ -19,9 +19,13 @@ def bench_queries(model: Any, seed: int = 0) -> dict[str, float]:
     A context and a sentence of 20 words are drawn from the model; the gap stands in the sentence's middle.
     """
     words = _sentence(model, 20, seed)
-    next_word(model, words[:5], 10)
+
+    def next_words(context: list[str]) -> object:
+        return next_distribution(model, context).top(10)
+
+    next_words(words[:5])
     contexts = [words[:n] for n in range(1, 20)]
-    times = [_seconds(partial(next_word, model, context, 10)) for context in contexts]
+    times = [_seconds(partial(next_words, context)) for context in contexts]
     sample(model, 8, max_tokens=8, seed=seed)
     began = time.perf_counter()
     drawn = sample(model, 256, max_tokens=64, seed=seed + 1)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from paper.rows import Recipe, Run
+from vlhmm.config import flattened
 from vlhmm.data.atomic_io import write_atomically
 from vlhmm.errors import DataError
-from vlhmm.training.migration import flattened, migrated
+from vlhmm.training.migration import migrated
 
 FORMAT_VERSION = 1
 UNTOLD = ("training.seed", "seed", "training.checkpoint_seconds")  # settings that make no other model

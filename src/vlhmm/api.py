@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from vlhmm.config import override
+from vlhmm.data.checked import kind_of_run
 from vlhmm.data.corpora import Corpus, load_texts
-from vlhmm.data.manifest import check_manifest, confined
+from vlhmm.data.manifest import check_manifest
 from vlhmm.data.text import encode, learn
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import CheckpointError, ConfigError, DataError
-from vlhmm.evaluation.mixture import is_mixture, read_mixture
+from vlhmm.evaluation.mixture import KIND as MIXTURE
+from vlhmm.evaluation.mixture import read_mixture
 from vlhmm.language_model import DEFAULT_MEMORY, HMMLanguageModel
 from vlhmm.mixture import MixtureLanguageModel
 from vlhmm.training.defaults import configure_for, stored_settings
@@ -88,14 +90,21 @@ def load_any(
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; expected the folder of a run, made by vlhmm train --out {path}")
     if not path.is_dir():
-        return load_arpa(path)
-    if is_mixture(path):
+        from vlhmm.baselines.kneser_ney import KneserNey
+
+        if not path.name.endswith((".arpa", ".arpa.gz")):
+            raise CheckpointError(
+                f"{path} is a file, expected the folder of a run, or an n-gram model named .arpa or .arpa.gz"
+            )
+        return KneserNey.read_arpa(path)
+    kind = kind_of_run(path)
+    if kind == MIXTURE:
         check_manifest(path)
         stored = read_mixture(path)
         components = [load_any(part.folder, memory, dtype, device) for part in stored.components]
-        hmm_folders = [part.folder for part in stored.components if not is_baseline(part.folder)]
+        hmm_folders = [part.folder for part in stored.components if kind_of_run(part.folder) is None]
         return MixtureLanguageModel(components, [p.weight for p in stored.components], stored.rule, hmm_folders)
-    if is_baseline(path):
+    if kind is not None:
         from vlhmm.baselines import load_baseline
 
         return load_baseline(path)
@@ -110,24 +119,6 @@ def load_any(
     model = HMMLanguageModel(vocabulary, distributions, config.training.evaluation_context, memory or DEFAULT_MEMORY)
     model.folder = path
     return model
-
-
-def load_arpa(path: Path) -> LanguageModel:
-    """Load the n-gram model in an ARPA file. Its vocabulary is the file's unigrams."""
-    from vlhmm.baselines.kneser_ney import KneserNey
-
-    if not path.name.endswith((".arpa", ".arpa.gz")):
-        raise CheckpointError(f"{path} is a file, expected the folder of a run, or an n-gram model named .arpa or .arpa.gz")
-    return KneserNey.read_arpa(path)
-
-
-def is_baseline(path: Path) -> bool:
-    """Return whether a run folder holds a baseline or a mixture rather than an HMM."""
-    try:
-        content = json.loads(confined(path, "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False  # reading the HMM reports the damage
-    return isinstance(content, dict) and "kind" in content
 
 
 def train(
@@ -198,9 +189,7 @@ def train(
     folder = Path(tempfile.mkdtemp(prefix="vlhmm-")) if out is None else Path(out)
     try:
         with training_bar(progress) as shown:
-            trainer.train(
-                corpus, config, folder, time_limit=time_limit, memory=memory, device=device, progress=shown
-            )  # fmt: skip
+            trainer.train(corpus, config, folder, time_limit=time_limit, memory=memory, device=device, progress=shown)
         model = load(folder, device=device)
     except BaseException:
         if out is None:
@@ -242,30 +231,22 @@ def lines_of(texts: Texts) -> Iterator[list[str]]:
         yield line.split() if isinstance(line, str) else list(line)
 
 
-class training_bar:
-    """A progress bar on standard error, shown only in a terminal or a notebook."""
+@contextmanager
+def training_bar(shown: bool) -> Iterator[Callable[[Status], None] | None]:
+    """Show a progress bar on standard error, in a terminal or a notebook only."""
+    if not (shown and (sys.stderr.isatty() or "ipykernel" in sys.modules)):
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    def __init__(self, shown: bool) -> None:
-        self.shown = shown and (sys.stderr.isatty() or "ipykernel" in sys.modules)
-
-    def __enter__(self) -> Callable[[Status], None] | None:
-        if not self.shown:
-            return None
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-        self.bar = Progress(*columns, console=Console(stderr=True))
-        self.bar.start()
-        task = self.bar.add_task("training")
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("training")
 
         def show(status: Status) -> None:
             valid = f", valid {status.valid:.1f}" if status.valid is not None else ""
             description = f"epoch {status.epoch:.0f}/{status.epochs:g}{valid}"
-            self.bar.update(task, description=description, completed=status.step, total=status.total_steps)
+            bar.update(task, description=description, completed=status.step, total=status.total_steps)
 
-        return show
-
-    def __exit__(self, *_: object) -> None:
-        if self.shown:
-            self.bar.stop()
+        yield show

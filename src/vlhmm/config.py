@@ -6,6 +6,7 @@ import json
 import math
 import types
 import typing
+from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from vlhmm.errors import ConfigError
@@ -76,14 +77,18 @@ def assign(kind: type, values: dict[str, Any], path: str, text: str, known: list
     values[name] = parsed(text, hint, path)
 
 
-def dotted_names(config: Any, prefix: str = "") -> list[str]:
-    names = []
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        names += (
-            dotted_names(value, f"{prefix}{field.name}.") if dataclasses.is_dataclass(value) else [prefix + field.name]
-        )
-    return names
+def flattened(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted name, value) for every setting of nested groups."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from flattened(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def dotted_names(config: Any) -> list[str]:
+    """Return the dotted names of all settings."""
+    return [name for name, _ in flattened(to_dict(config))]
 
 
 def setting(default: Value, help: str, group: str = "") -> Value:
@@ -110,12 +115,10 @@ def settings_of(kind: type, prefix: str = "") -> list[Setting]:
         if dataclasses.is_dataclass(hint):
             found += settings_of(typing.cast(type, hint), f"{prefix}{field.name}.")
         else:
-            is_choice = typing.get_origin(hint) is typing.Literal
-            names = (
-                typing.get_args(hint)
-                if is_choice
-                else ["none" if k is type(None) else k.__name__ for k in alternatives(hint)]
-            )
+            if typing.get_origin(hint) is typing.Literal:
+                names = list(typing.get_args(hint))
+            else:
+                names = ["none" if k is type(None) else k.__name__ for k in alternatives(hint)]
             default = "none" if field.default is None else str(field.default)
             help, group = field.metadata.get("help", ""), field.metadata.get("group", "")
             found.append(Setting(prefix + field.name, " | ".join(names), default, help, group))

@@ -180,11 +180,6 @@ class HMMDistributions:
             return tiles[order.argsort()]
         return self.transition.tiles(from_block, to_block, out)
 
-    def tile(self, from_block: int, to_block: int) -> Float[Tensor, "slot slot"]:
-        """Return A[states of from][:, states of to]."""
-        pair = (torch.tensor([g], device=self.device) for g in (from_block, to_block))
-        return self.tiles(*pair)[0]
-
     def tiles_of(self, pairs: Sequence[tuple[int, int]]) -> list[Tensor]:
         """Return the (K, K) tiles of (from, to) blocks in the model's type; those used last are kept."""
         found = {pair: self._kept_tiles[pair] for pair in pairs if pair in self._kept_tiles}
@@ -255,6 +250,15 @@ class HMMDistributions:
             chosen = blocks == block
             result[chosen] = alpha[chosen] @ self.rows(self.states_of_block[block])
         return result
+
+    def predict(self, blocks: Sequence[int] | Tensor, alpha: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
+        """Return p(z_{t+1}) for each row, from the filter alpha[i] on the states of blocks[i]; p(z_1) for block -1."""
+        blocks = self._block_index(blocks)
+        predicted = self.start.expand(len(blocks), -1).clone()
+        going = (blocks >= 0).nonzero()[:, 0]
+        if len(going):
+            predicted[going] = self.forward_step_from(blocks[going], alpha[going])
+        return predicted
 
     def backward_step_to(self, blocks: Sequence[int] | Tensor, beta: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
         """Return beta @ A^T where beta[i] lives on the states of blocks[i] only."""
@@ -364,8 +368,7 @@ class EmittedWords:
         return torch.cat([self.probability.new_zeros(1), self.probability.cumsum(0)])
 
     def draw(self, states: Tensor, uniform: Tensor, sums: Tensor | None = None) -> Tensor:
-        """Return a word for each state by inversion of `uniform` numbers: from p(x | z), over the words of
-        `sums`."""
+        """Draw a word for each state from p(x | z) by inversion of `uniform` numbers, among the words of `sums`."""
         sums = self.all_words if sums is None else sums
         low, high = sums[self.first[states]], sums[self.first[states + 1]]
         target = torch.minimum(low + uniform * (high - low), torch.nextafter(high, low))
@@ -385,7 +388,7 @@ class TileCache:
                 f"memory budget of {memory / 1e6:.0f} MB cannot hold one transition tile of {tile_bytes / 1e6:.1f} MB; raise --memory"
             )
         self.slots = 0
-        # with very many blocks (a block a word) a table of all pairs is too large: nothing is kept between calls
+        # with very many blocks (one per word) a table of all pairs is too large: nothing is kept between calls
         self.keeps = distributions.num_blocks**2 <= 1 << 24
         self.slot_of_code = torch.full((distributions.num_blocks**2 if self.keeps else 0,), -1, dtype=torch.long)
 

@@ -4,6 +4,7 @@ import re
 
 _LONG = re.compile(r"\S{400,}")  # a word of a damaged file, a number of thousands of digits; paths are shorter
 
+
 class VlhmmError(Exception):
     """Base of all errors of vlhmm; `exit_code` is the exit code of the command line."""
 

@@ -5,10 +5,11 @@ exact question in terms of words. Log-probabilities are natural logarithms (nats
 """
 
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -27,10 +28,11 @@ from vlhmm.distributions import HMMDistributions, TileCache
 from vlhmm.errors import CheckpointError, ConfigError
 from vlhmm.evaluation.perplexity import Report, Rule, evaluate
 from vlhmm.inference import Chain, Potentials, log_space, torch_backend
+from vlhmm.queries import left_to_right
 from vlhmm.queries.decode import Decoding, Posteriors, decode, posteriors
 from vlhmm.queries.infill import BestFill, Fill, GapDistribution, Infilling, Scope, prepare
 from vlhmm.queries.information import Divergence, Estimate, entropy_rate, kl_on_text, phrase_probability
-from vlhmm.queries.next_word import WordDistribution, WordProbability, next_distribution, next_word
+from vlhmm.queries.next_word import WordDistribution, WordProbability
 from vlhmm.queries.prefix import Prefix, begin
 from vlhmm.queries.sample import Sample, sample
 from vlhmm.queries.score import TokenScore, score, token_scores
@@ -45,7 +47,87 @@ Words = str | Sequence[str]  # a text, split at blanks, or its words
 Implementation = Literal["numba", "torch", "log-space"]
 
 
-class HMMLanguageModel:
+class TextModel(ABC):
+    """What language models of every kind answer in words, given the methods of the `LanguageModel` protocol."""
+
+    vocabulary: Vocabulary
+    rule: Rule
+    title: str  # of the table in notebooks
+
+    @abstractmethod
+    def start(self, batch_size: int) -> Any: ...
+    @abstractmethod
+    def score_batch(self, tokens: Tensor, lengths: Tensor, carry: Any) -> tuple[Tensor, Any]: ...
+    @abstractmethod
+    def next_word_probabilities(self, carry: Any) -> Tensor: ...
+    @abstractmethod
+    def _about(self) -> dict[str, str]: ...
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(" + ", ".join(f"{name}={value}" for name, value in self._about().items()) + ")"
+
+    def _repr_html_(self) -> str:
+        return html_table(self.title, self._about())
+
+    def perplexity(self, path: str | Path, context: Rule | None = None, streams: int = 16) -> Report:
+        """Return the perplexity of a text file, one sentence per line, with every count it depends on.
+
+        Args:
+            path: A UTF-8 text file; it may be compressed with gzip or zstd.
+            context: "reset" or "carry"; by default the rule the model was trained with.
+            streams: Parallel streams under "carry".
+
+        Returns:
+            exp(-log p / tokens) in `.perplexity`; tokens are the words and one `<eos>` per line.
+
+        Raises:
+            DataError: The file is missing, empty or not UTF-8.
+
+        Example:
+            >>> model.perplexity(text_file).tokens
+            120
+        """
+        return evaluate(self, encode_file(path, self.vocabulary), context or self.rule, streams)
+
+    def next_word(self, context: Words = "", top_k: int | None = None) -> list[WordProbability]:
+        """Return p(x | context) of the most probable words. An HMM takes O(K S) after reading the context.
+
+        Args:
+            context: The words before. The distribution includes `<eos>`: the text may end here.
+            top_k: How many words; all of them by default.
+
+        Returns:
+            Words with their log-probabilities, most probable first.
+
+        Raises:
+            QueryError: The context has probability zero.
+
+        Example:
+            >>> len(model.next_word("the", top_k=3))
+            3
+        """
+        return self.next_distribution(context).top(top_k)
+
+    def next_distribution(self, context: Words = "") -> WordDistribution:
+        """Return p(x | context) of every word, `<eos>` included. An HMM takes O(K S) after reading the context.
+
+        Args:
+            context: The words before.
+
+        Returns:
+            A distribution over the vocabulary: `d["word"]`, `d.top(5)`, `d.entropy`, `d.probabilities`.
+
+        Raises:
+            QueryError: The context has probability zero.
+
+        Example:
+            >>> round(float(model.next_distribution("the dog").probabilities.sum()), 6)
+            1.0
+        """
+        return left_to_right.next_distribution(self, context)
+
+
+class HMMLanguageModel(TextModel):
     """A hidden Markov language model that answers exact queries.
 
     Made by `vlhmm.load` or `vlhmm.train`. Its probabilities are computed once, from the parameters of the run.
@@ -56,6 +138,8 @@ class HMMLanguageModel:
         rule: The context rule. "reset": each line starts from p(z_1). "carry": the state runs on over line ends.
         memory: Bytes of transition tiles kept while scoring.
     """
+
+    title = "HMM language model"
 
     def __init__(
         self, vocabulary: Vocabulary, distributions: HMMDistributions, rule: Rule = "reset", memory: int = DEFAULT_MEMORY
@@ -75,12 +159,6 @@ class HMMLanguageModel:
     def tokenizer(self) -> "Tokenizer | None":
         """The tokenizer whose ids the model is over; None for a model over words."""
         return self.vocabulary.tokenizer if isinstance(self.vocabulary, TokenVocabulary) else None
-
-    def __repr__(self) -> str:
-        return "HMMLanguageModel(" + ", ".join(f"{name}={value}" for name, value in self._about().items()) + ")"
-
-    def _repr_html_(self) -> str:
-        return html_table("HMM language model", self._about())
 
     def _about(self) -> dict[str, str]:
         distributions = self.distributions
@@ -194,12 +272,7 @@ class HMMLanguageModel:
             >>> model.next_word_probabilities(model.start(2)).sum(1).round(decimals=4).tolist()
             [1.0, 1.0]
         """
-        distributions = self.distributions
-        predicted = distributions.start.expand(len(carry.block), -1).clone()
-        going = (carry.block >= 0).nonzero()[:, 0]
-        if len(going):
-            predicted[going] = distributions.forward_step_from(carry.block[going], carry.alpha[going])
-        return distributions.emit(predicted).double()
+        return self.distributions.emit(self.distributions.predict(*carry)).double()
 
     @cached_property
     def potentials(self) -> Potentials:
@@ -294,27 +367,6 @@ class HMMLanguageModel:
         """
         return token_scores(self, text, eos)
 
-    def perplexity(self, path: str | Path, context: Rule | None = None, streams: int = 16) -> Report:
-        """Return the perplexity of a text file, one sentence per line, with every count it depends on.
-
-        Args:
-            path: A UTF-8 text file; it may be compressed with gzip or zstd.
-            context: "reset" or "carry"; by default the rule the model was trained with.
-            streams: Parallel streams under "carry".
-
-        Returns:
-            exp(-log p / tokens) in `.perplexity`; tokens are the words and one `<eos>` per line.
-
-        Raises:
-            DataError: The file is missing, empty or not UTF-8.
-
-        Example:
-            >>> model.perplexity(text_file).tokens
-            120
-        """
-        text = encode_file(path, self.vocabulary)
-        return evaluate(self, text, context or self.rule, streams)
-
     # ---- the next word
 
     def begin(self) -> Prefix:
@@ -328,43 +380,6 @@ class HMMLanguageModel:
             2
         """
         return begin(self)
-
-    def next_word(self, context: Words = "", top_k: int | None = None) -> list[WordProbability]:
-        """Return p(x | context) of the most probable words. O(K S) after reading the context.
-
-        Args:
-            context: The words before. The distribution includes `<eos>`: the text may end here.
-            top_k: How many words; all of them by default.
-
-        Returns:
-            Words with their log-probabilities, most probable first.
-
-        Raises:
-            QueryError: The context has probability zero.
-
-        Example:
-            >>> len(model.next_word("the", top_k=3))
-            3
-        """
-        return next_word(self, context, top_k)
-
-    def next_distribution(self, context: Words = "") -> WordDistribution:
-        """Return p(x | context) of every word, `<eos>` included. O(K S) after reading the context.
-
-        Args:
-            context: The words before.
-
-        Returns:
-            A distribution over the vocabulary: `d["word"]`, `d.top(5)`, `d.entropy`, `d.probabilities`.
-
-        Raises:
-            QueryError: The context has probability zero.
-
-        Example:
-            >>> round(float(model.next_distribution("the dog").probabilities.sum()), 6)
-            1.0
-        """
-        return next_distribution(self, context)
 
     # ---- generation
 

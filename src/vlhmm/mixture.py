@@ -1,26 +1,32 @@
 """Mixtures of language models: the queries that a mixture answers exactly, and one clear error for the others."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from vlhmm.constraints.constraint import Constraint
-from vlhmm.data.text import encode, read_lines
 from vlhmm.data.user_text import Seed
 from vlhmm.errors import QueryError
 from vlhmm.evaluation.mixture import Mixture
-from vlhmm.evaluation.perplexity import Report, Rule, evaluate
+from vlhmm.evaluation.perplexity import Rule
 from vlhmm.evaluation.protocol import LanguageModel
+from vlhmm.language_model import TextModel, Words
 from vlhmm.queries import left_to_right
-from vlhmm.queries.next_word import WordDistribution, WordProbability
 from vlhmm.queries.sample import Sample
 from vlhmm.queries.score import TokenScore, total
-from vlhmm.results import html_table
-
-Words = str | Sequence[str]  # a text, split at blanks, or its words
 
 
-class MixtureLanguageModel(Mixture):
+def _refused(query: str) -> Callable[..., NoReturn]:
+    """Return a method that raises the QueryError of a query that needs hidden states."""
+
+    def refuse(self: "MixtureLanguageModel", *args: object, **options: object) -> NoReturn:
+        """Raise QueryError: it needs hidden states."""
+        self._cannot(query)
+
+    return refuse
+
+
+class MixtureLanguageModel(Mixture, TextModel):
     """A linear mixture of language models. It answers the queries that need no hidden states, in nats.
 
     `vlhmm.load_any` makes it from a run of `vlhmm mix`.
@@ -37,6 +43,8 @@ class MixtureLanguageModel(Mixture):
         True
     """
 
+    title = "Mixture of language models"
+
     def __init__(
         self,
         components: Sequence[LanguageModel],
@@ -47,12 +55,6 @@ class MixtureLanguageModel(Mixture):
         super().__init__(components, weights, rule)
         self.hmm_folders = tuple(hmm_folders)
 
-    def __repr__(self) -> str:
-        return "MixtureLanguageModel(" + ", ".join(f"{name}={value}" for name, value in self._about().items()) + ")"
-
-    def _repr_html_(self) -> str:
-        return html_table("Mixture of language models", self._about())
-
     def _about(self) -> dict[str, str]:
         parts = zip(self.weights, self.components, strict=True)
         return {
@@ -60,26 +62,6 @@ class MixtureLanguageModel(Mixture):
             "vocabulary": f"{len(self.vocabulary):,}",
             "context": self.rule,
         }
-
-    def perplexity(self, path: str | Path, context: Rule | None = None, streams: int = 16) -> Report:
-        """Return the perplexity of a text file, one sentence per line, with every count it depends on.
-
-        Args:
-            path: A UTF-8 text file; it may be compressed with gzip or zstd.
-            context: "reset" or "carry"; by default the mixture's own rule.
-            streams: Parallel streams under "carry".
-
-        Returns:
-            exp(-log p / tokens) in `.perplexity`; tokens are the words and one `<eos>` per line.
-
-        Raises:
-            DataError: The file is missing, empty or not UTF-8.
-
-        Example:
-            >>> mixture.perplexity(text_file).tokens
-            120
-        """
-        return evaluate(self, encode(read_lines(path), self.vocabulary), context or self.rule, streams)
 
     def score(self, text: Words, eos: bool = True) -> float:
         """Return log p(text) in nats. It costs what the components' scores cost together.
@@ -112,43 +94,6 @@ class MixtureLanguageModel(Mixture):
             ['the', 'dog']
         """
         return left_to_right.token_scores(self, text, eos)
-
-    def next_word(self, context: Words = "", top_k: int | None = None) -> list[WordProbability]:
-        """Return p(x | context) of the most probable words.
-
-        Args:
-            context: The words before. The distribution includes `<eos>`: the text may end here.
-            top_k: How many words; all of them by default.
-
-        Returns:
-            Words with their log-probabilities, most probable first.
-
-        Raises:
-            QueryError: The context has probability zero.
-
-        Example:
-            >>> len(mixture.next_word("the", top_k=3))
-            3
-        """
-        return self.next_distribution(context).top(top_k)
-
-    def next_distribution(self, context: Words = "") -> WordDistribution:
-        """Return p(x | context) of every word, `<eos>` included.
-
-        Args:
-            context: The words before.
-
-        Returns:
-            A distribution over the vocabulary.
-
-        Raises:
-            QueryError: The context has probability zero.
-
-        Example:
-            >>> round(float(mixture.next_distribution("the dog").probabilities.sum()), 6)
-            1.0
-        """
-        return left_to_right.next_distribution(self, context)
 
     def sample(
         self,
@@ -192,42 +137,13 @@ class MixtureLanguageModel(Mixture):
     def _cannot(self, what: str) -> NoReturn:
         raise QueryError(left_to_right.without_states(self, "this model", what))
 
-    def infill(self, *args: object, **options: object) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("infill")
-
-    def gaps(self, *args: object, **options: object) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("gaps")
-
-    def best_fill(self, *args: object, **options: object) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("best_fill")
-
-    def gap_distributions(self, *args: object, **options: object) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("gap_distributions")
-
-    def word_posterior(self, *args: object, **options: object) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("word_posterior")
-
-    def word_posteriors(self, *args: object, **options: object) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("word_posteriors")
-
-    def surprisal(self, *args: object, **options: object) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("surprisal")
-
-    def decode(self, *args: object, **options: object) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("decode")
-
-    def posteriors(self, *args: object, **options: object) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("posteriors")
-
-    def begin(self) -> NoReturn:
-        """Raise QueryError: it needs hidden states."""
-        self._cannot("begin")
+    infill = _refused("infill")
+    gaps = _refused("gaps")
+    best_fill = _refused("best_fill")
+    gap_distributions = _refused("gap_distributions")
+    word_posterior = _refused("word_posterior")
+    word_posteriors = _refused("word_posteriors")
+    surprisal = _refused("surprisal")
+    decode = _refused("decode")
+    posteriors = _refused("posteriors")
+    begin = _refused("begin")

@@ -415,9 +415,8 @@ def test_unknown_kinds_are_refused():
 
 def run(*words):
     parser = argparse.ArgumentParser()
-    cli.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["baseline", *map(str, words)])
-    return args.run(args)
+    cli.add_options(parser)
+    return cli.run(parser.parse_args([*map(str, words)]))
 
 
 @pytest.fixture

@@ -8,14 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlhmm.clustering import (
-    Blocks,
-    allocate_states,
-    frequency_blocks,
-    read_paths,
-    share_states,
-    write_paths,
-)
+from vlhmm.clustering.assignments import frequency_blocks
+from vlhmm.clustering.blocks import Blocks, allocate_states
+from vlhmm.clustering.paths import read_paths, write_paths
 from vlhmm.errors import ConfigError, DataError, VlhmmError
 
 WORDS = ["the", "#", "<eos>", "ünï", "<unk>"]
@@ -116,8 +111,6 @@ def test_another_seed_gives_another_uniform_constraint():
         (lambda: Blocks.uniform(5, 4, 5, 0), "states_per_word=5 is more than num_states=4"),
         (lambda: Blocks.uniform(2, 7, 3, 0), "cannot use num_states=7; ask for at most 6"),
         (lambda: Blocks.none(0, 4), "vocab_size=0"),
-        (lambda: share_states(1000, 128), "num_states=1000 is not a multiple of num_blocks=128.*896 or 1024"),
-        (lambda: share_states(100, 128), "ask for 128"),
         (lambda: frequency_blocks(np.array([3, 1]), 3), "num_blocks=3 is more than the 2"),
     ],
 )
@@ -125,10 +118,6 @@ def test_what_cannot_be_is_refused_in_one_line(make, message):
     with pytest.raises(VlhmmError, match=message) as refusal:
         make()
     assert "\n" not in str(refusal.value)
-
-
-def test_states_are_shared_evenly():
-    assert share_states(32_768, 128) == 256
 
 
 # ---- unequal shares of states

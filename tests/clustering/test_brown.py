@@ -16,10 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlhmm.cli import cluster
-from vlhmm.clustering import _kernels, average_mutual_information, brown_clusters, cluster_words, read_paths
-from vlhmm.clustering.bigrams import class_pairs_of, count_bigrams, count_bigrams_of_arrays, count_class_pairs
-from vlhmm.clustering.brown import merge_classes, merge_words, number_blocks, paths_of_merges, place_unseen
+from vlhmm.clustering import _kernels
+from vlhmm.clustering.bigrams import (
+    average_mutual_information,
+    class_pairs_of,
+    count_bigrams,
+    count_bigrams_of_arrays,
+    count_class_pairs,
+)
+from vlhmm.clustering.brown import block_order, merge_classes, merge_words, number_blocks, paths_of_merges, place_unseen
+from vlhmm.clustering.cluster import cluster_words
 from vlhmm.clustering.exchange import exchange
+from vlhmm.clustering.paths import read_paths
 from vlhmm.errors import ConfigError, DataError
 
 # Sums are of numbers rounded to 2^-24; a text here has fewer than a hundred pairs.
@@ -98,6 +106,11 @@ def test_bigrams_are_counted_from_both_sides(text):
 
 
 # ---- Brown's algorithm
+
+
+def brown_clusters(tokens, vocab_size, num_blocks):
+    bigrams = count_bigrams(tokens, vocab_size)
+    return number_blocks(merge_words(bigrams, num_blocks).block_of_word, bigrams.word_count, num_blocks)
 
 
 def test_letters_and_digits_by_hand():
@@ -220,7 +233,8 @@ def test_blocks_are_numbered_by_falling_token_count():
     assert found.tolist() == [2, 1, 0, 1]
     # equal counts: by first word, or as the paths say
     assert number_blocks(np.array([1, 0]), np.array([2, 2]), 2).tolist() == [0, 1]
-    assert number_blocks(np.array([1, 0]), np.array([2, 2]), 2, ("0", "1")).tolist() == [1, 0]
+    assert block_order(np.array([1, 0]), np.array([2, 2]), 2).tolist() == [1, 0]
+    assert block_order(np.array([1, 0]), np.array([2, 2]), 2, ("0", "1")).tolist() == [0, 1]
 
 
 @settings(deadline=None)
@@ -388,9 +402,8 @@ def test_classes_out_of_range_are_refused():
 
 def run_cluster(*arguments):
     parser = argparse.ArgumentParser()
-    cluster.add_parser(parser.add_subparsers(required=True))
-    args = parser.parse_args(["cluster", *map(str, arguments)])
-    return args.run(args)
+    cluster.add_options(parser)
+    return cluster.run(parser.parse_args([*map(str, arguments)]))
 
 
 @pytest.fixture

@@ -15,13 +15,14 @@ from contract import check_language_model
 from models import KINDS, VOCABULARY, small_blocks, small_hmm
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.components.config import ModelConfig
-from vlhmm.components.dropout import num_kept, sample_columns, sample_kept, slots_of_columns
+from vlhmm.components.dropout import sample_columns, sample_kept, slots_of_columns
 from vlhmm.components.transitions import BlockFactored, LowRank, Transitions, softmax, tiles
 from vlhmm.data.batches import Batch
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import ConfigError
 from vlhmm.hmm import HMM, DropoutMask
 from vlhmm.language_model import HMMLanguageModel
+from vlhmm.training.config import TrainingConfig
 from vlhmm.training.e_step import expectation, expected_log_likelihood, prepare
 
 EXACT = dict(rtol=1e-10, atol=1e-12)  # float64
@@ -127,7 +128,7 @@ def test_tables_equal_the_definition(kind):
     assert_close(dense_emission, emission, **EXACT)
     members = torch.from_numpy(blocks.states_of_block)
     for a, b in itertools.product(range(blocks.num_blocks), repeat=2):
-        assert_close(tables.tile(a, b), matrix[members[a]][:, members[b]], **EXACT)
+        assert_close(tables.tiles_of([(a, b)])[0], matrix[members[a]][:, members[b]], **EXACT)
     generator = torch.Generator().manual_seed(0)
     alpha = torch.rand(2, len(start), generator=generator, dtype=torch.float64)
     assert_close(tables.forward_step(alpha), alpha @ matrix, **EXACT)
@@ -339,7 +340,7 @@ def test_zero_dropout_equals_none():
 
 def test_refusals():
     with pytest.raises(ConfigError, match="in \\[0, 1\\)"):
-        num_kept(8, 1.0)
+        TrainingConfig(state_dropout=1.0)
     with pytest.raises(ConfigError, match="not a multiple.*take 896 or 1024 states"):
         ModelConfig(num_states=1000, num_blocks=128)
     with pytest.raises(ConfigError, match="use transition=softmax"):

@@ -25,7 +25,6 @@ from vlhmm.data import (
     UNK,
     Vocabulary,
     corpora,
-    count_words,
     encode,
     learn,
     load_corpus,
@@ -252,11 +251,6 @@ def test_encode_refuses_literal_eos_in_a_callers_lines():
         encode([["a"], ["b", EOS, "c"], [EOS]], Vocabulary(("a", EOS, UNK)))
 
 
-def test_count_words_counts_eos_once_a_line():
-    assert count_words([["a", "b", "a"], []]) == Counter({"a": 2, "b": 1, EOS: 2})
-    assert count_words([]) == Counter()
-
-
 words = st.sampled_from(["a", "b", "c", "dd", "é", "<unk>"])
 
 
@@ -267,7 +261,7 @@ words = st.sampled_from(["a", "b", "c", "dd", "é", "<unk>"])
 )
 def test_learn_in_one_pass_is_build_then_encode(lines, max_vocab, min_count):
     vocabulary, text = learn(iter(lines), max_vocab, min_count)
-    assert vocabulary == Vocabulary.build(count_words(lines), max_vocab, min_count)
+    assert vocabulary == Vocabulary.build(Counter(word for line in lines for word in [*line, EOS]), max_vocab, min_count)
     expected = encode(lines, vocabulary)
     assert text.tokens.tolist() == expected.tokens.tolist() and text.tokens.dtype == np.int32
     assert text.offsets.tolist() == expected.offsets.tolist()

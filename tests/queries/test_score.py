@@ -16,7 +16,7 @@ from dense_hmm import oracle_model, random_model
 from query_models import MANY, REAL, ids_of, models, real_model, texts
 from vlhmm.errors import QueryError
 from vlhmm.queries.decode import posteriors
-from vlhmm.queries.next_word import next_distribution, next_word
+from vlhmm.queries.next_word import next_distribution
 from vlhmm.queries.prefix import begin, prefix_from_json
 from vlhmm.queries.sample import sample, sample_streams
 from vlhmm.queries.score import score, score_lines, token_scores
@@ -71,7 +71,7 @@ def test_next_word_is_every_word_scored(model, data):
     found = next_distribution(model, " ".join(context))
     assert_allclose(found.probabilities, oracle.next_word(oracle_model(model), ids), **EXACT)
     assert_allclose(found.probabilities.sum(), 1, **EXACT)
-    best = next_word(model, context, top_k=2)
+    best = next_distribution(model, context).top(2)
     assert [w.log_prob for w in best] == sorted((w.log_prob for w in best), reverse=True)
     assert_allclose(best[0].probability, found.probabilities.max(), **EXACT)
     assert_allclose([found[w.word] for w in best], [w.probability for w in best], **EXACT)

@@ -105,7 +105,7 @@ def test_an_extra_text_may_be_prepared(folder, tmp_path):
         tokens = sum(int(batch.lengths.sum()) for batch in batches) - corpus.train.num_tokens
         assert 500 < tokens < 2000
         read.append(tokens)
-    assert len(plan.shares.pieces) > 10
+    assert len(SharePlan(extra, 1000, 512, seed=0).pieces) > 10
     train(corpus._replace(extra=extra), tiny("training.extra_tokens=1000"), tmp_path / "run")
 
 

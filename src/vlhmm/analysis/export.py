@@ -84,8 +84,7 @@ def export_bytes(model: Any, kind: Kind) -> int:
 
 
 def export(model: Any, path: str | Path, kind: Kind | None = None) -> Exported:
-    """Write the model's dense matrices to `path` atomically, and return what was written; the kind follows from the suffix unless
-    given."""
+    """Write the model's dense matrices to `path` atomically; the kind follows from the suffix unless given."""
     path = Path(path)
     chosen = kind or kind_of(path)
     if chosen not in KINDS:
@@ -108,11 +107,8 @@ def export(model: Any, path: str | Path, kind: Kind | None = None) -> Exported:
         path.mkdir(parents=True, exist_ok=True)
         with _replacing(path / "model.safetensors") as stream:
             _write_safetensors(stream, arrays, {"format": "pt"})
-        config = {
-            "hidden_states": dense.num_states,
-            "vocab_size": distributions.vocab_size,
-            "eos_token_id": distributions.eos,
-        }
+        vocab_size, eos = distributions.vocab_size, distributions.eos
+        config = {"hidden_states": dense.num_states, "vocab_size": vocab_size, "eos_token_id": eos}
         with _replacing(path / "config.json") as stream:
             stream.write(f"{json.dumps(config, indent=2)}\n".encode())
         model.vocabulary.write(path / "vocabulary.txt")
@@ -223,40 +219,31 @@ class _Dense:
 def _arrays(dense: _Dense, kind: Kind) -> dict[str, _Array]:
     size, vocab_size = dense.num_states, dense.process.vocab_size
     dtype = np.dtype(np.float64 if kind == "hmmlearn" else np.float32)
-    start, transition, emission = dense.start, dense.transition, dense.emission
     state_ids = _Array(np.dtype(np.int64), (size,), dense.state_ids)
 
-    def logs(chunks: Callable[[], Iterator[np.ndarray]]) -> Callable[[], Iterator[np.ndarray]]:
-        def generate() -> Iterator[np.ndarray]:
-            for rows in chunks():
-                yield np.where(rows > 0, np.log(np.where(rows > 0, rows, 1)), LOG_ZERO)
+    def logs(rows: np.ndarray) -> np.ndarray:
+        return np.where(rows > 0, np.log(np.where(rows > 0, rows, 1)), LOG_ZERO)
 
-        return generate
-
-    def normalized(chunks: Callable[[], Iterator[np.ndarray]]) -> Callable[[], Iterator[np.ndarray]]:
-        def generate() -> Iterator[np.ndarray]:
-            for rows in chunks():
-                yield rows / rows.sum(-1, keepdims=True)
-
-        return generate
+    def normalized(rows: np.ndarray) -> np.ndarray:
+        return rows / rows.sum(-1, keepdims=True)
 
     if kind == "ctrl-g":
         return {
-            "alpha_exp": _Array(dtype, (size, size), transition),
-            "beta": _Array(dtype, (size, vocab_size), logs(emission)),
-            "gamma": _Array(dtype, (size,), logs(start)),
+            "alpha_exp": _Array(dtype, (size, size), dense.transition),
+            "beta": _Array(dtype, (size, vocab_size), lambda: map(logs, dense.emission())),
+            "gamma": _Array(dtype, (size,), lambda: map(logs, dense.start())),
         }
     if kind == "hmmlearn":
         return {
-            "startprob_": _Array(dtype, (size,), normalized(start)),
-            "transmat_": _Array(dtype, (size, size), normalized(transition)),
-            "emissionprob_": _Array(dtype, (size, vocab_size), normalized(emission)),
+            "startprob_": _Array(dtype, (size,), lambda: map(normalized, dense.start())),
+            "transmat_": _Array(dtype, (size, size), lambda: map(normalized, dense.transition())),
+            "emissionprob_": _Array(dtype, (size, vocab_size), lambda: map(normalized, dense.emission())),
             "state_ids": state_ids,
         }
     return {
-        "start": _Array(dtype, (size,), start),
-        "transition": _Array(dtype, (size, size), transition),
-        "emission": _Array(dtype, (size, vocab_size), emission),
+        "start": _Array(dtype, (size,), dense.start),
+        "transition": _Array(dtype, (size, size), dense.transition),
+        "emission": _Array(dtype, (size, vocab_size), dense.emission),
         "state_ids": state_ids,
     }
 

@@ -182,6 +182,7 @@ class Inspector:
         share = self.usage[state]
         ahead = self._ahead(block, at[None])[0]
         behind, words_behind = self._behind(block, at[None])
+        before = normalized(behind[0])
         words, probabilities = self._emission_of(state)
         in_block = self.usage[self.distributions.states_of_block[block]].sum()
         partition = self.blocks.partition
@@ -195,14 +196,9 @@ class Inspector:
             num_words=len(words),
             words=[WordShare(self.vocabulary.words[words[i]], p) for i, p in largest(probabilities, top)],
             entropy=entropy(probabilities),
-            next_words=self._words(self.distributions.emit(ahead[None])[0], top),
-            next_states=self._states(ahead, top),
-            next_blocks=self._blocks(ahead, top),
             next_entropy=entropy(ahead),
-            previous_words=self._words(normalized(words_behind[0]), top),
-            previous_states=self._states(normalized(behind[0]), top),
-            previous_blocks=self._blocks(normalized(behind[0]), top),
-            previous_entropy=entropy(normalized(behind[0])),
+            previous_entropy=entropy(before),
+            **self._neighbours(ahead, before, words_behind[0], top),
         )
 
     def word(self, word: str, top: int = 10) -> WordView:
@@ -240,13 +236,7 @@ class Inspector:
             num_states=int(self.blocks.num_alive[block]),
             entropy=entropy(share),
             states=[
-                StateOfWord(
-                    int(states[k]),
-                    float(share[k]),
-                    float(emitted[k]),
-                    self._top_words(int(states[k])),
-                    *sides,
-                )
+                StateOfWord(int(states[k]), float(share[k]), float(emitted[k]), self._top_words(int(states[k])), *sides)
                 for k, sides in zip(slots, around, strict=True)
             ],
             previous_words=self._words(normalized(words_behind[0]), top),
@@ -275,17 +265,23 @@ class Inspector:
             words=[WordShare(self.vocabulary.words[words[i]], p) for i, p in largest(frequency, top)],
             entropy=entropy(frequency),
             states=[StateShare(int(states[k]), p, self._top_words(int(states[k]))) for k, p in largest(within, top)],
-            next_words=self._words(self.distributions.emit(ahead[None])[0], top),
-            next_states=self._states(ahead, top),
-            next_blocks=self._blocks(ahead, top),
             next_entropy=entropy(self._by_block(ahead)),
-            previous_words=self._words(normalized(words_behind[0]), top),
-            previous_states=self._states(before, top),
-            previous_blocks=self._blocks(before, top),
             previous_entropy=entropy(self._by_block(before)),
+            **self._neighbours(ahead, before, words_behind[0], top),
         )
 
     # ---- what comes next, and what came before
+
+    def _neighbours(self, ahead: Tensor, before: Tensor, words_behind: Tensor, top: int) -> dict[str, Any]:
+        """Return words, states and blocks on both sides, from distributions over the next and the previous state."""
+        return {
+            "next_words": self._words(self.distributions.emit(ahead[None])[0], top),
+            "next_states": self._states(ahead, top),
+            "next_blocks": self._blocks(ahead, top),
+            "previous_words": self._words(normalized(words_behind), top),
+            "previous_states": self._states(before, top),
+            "previous_blocks": self._blocks(before, top),
+        }
 
     def _same_block(self, block: int, rows: Tensor) -> Tensor:
         return torch.full((len(rows),), block, device=self.distributions.device)

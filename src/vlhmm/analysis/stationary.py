@@ -42,10 +42,6 @@ class Usage(NamedTuple):
     rounds: int
     change: float  # |u P - u|_1 in the last round
 
-    @property
-    def converged(self) -> bool:
-        return self.change < TOLERANCE
-
 
 def restart_probability(distributions: HMMDistributions, eos: int, rule: str) -> Float[Tensor, " state"]:
     """Return p(the chain restarts after z): p(<eos> | z) under "reset", zero under "carry"; float64."""

@@ -128,7 +128,7 @@ def _steps(model: Any, texts: list[list[int]]) -> list[float]:
 
 
 def _joint(distributions: HMMDistributions, ids: list[int]) -> Tensor:
-    """Return p(words, path) of every path, an axis of K a word."""
+    """Return p(words, path) of every path, one axis of K per word."""
     table = distributions.start_at(ids[0]) * distributions.emission_of(ids[0])
     for word, following in itertools.pairwise(ids):
         table = table[..., None] * distributions.edge(word, following) * distributions.emission_of(following)
@@ -195,8 +195,7 @@ def _rescoring(model: Any, texts: list[list[int]], seed: int) -> list[float]:
 
 
 def _two_word_gap(model: Any, ids: list[int]) -> list[float]:
-    """Return log p(first word, two words, the last) by messages from the right, and by distributions from the
-    left."""
+    """Compare log p(first word, two words, the last) by messages from the right with distributions from the left."""
     distributions, vocabulary = model.distributions, model.vocabulary
     first, last = ids[0], ids[-1]
     if first == vocabulary.eos:

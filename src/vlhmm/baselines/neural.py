@@ -29,7 +29,7 @@ class NeuralLanguageModel(nn.Module, ABC):
         super().__init__()
         self.vocabulary = vocabulary
         self.dropout = dropout
-        self.drops_segments = drops_segments  # one mask for all steps of a row (B, T, D), not one a step
+        self.drops_segments = drops_segments  # one mask for all steps of a row (B, T, D), not one per step
         self.embedding = nn.Parameter(torch.empty(len(vocabulary), hidden_size))  # E
         self.bias = nn.Parameter(torch.zeros(len(vocabulary)))  # b
 

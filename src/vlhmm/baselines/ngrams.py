@@ -2,7 +2,7 @@
 
 The n-grams of each order form a `Level`, and the levels a trie: an n-gram's key is
 (index of its first n-1 words in the level below) * width + (its last word), sorted within its level, where
-width = V + 1. Looking up every token of a text is then one binary search an order, for all of them together.
+width = V + 1. Looking up every token of a text is then one binary search per order, for all of them together.
 The sentence start <s> has id V; it occurs in contexts only. This module does not know how the tables were estimated.
 """
 

@@ -3,7 +3,7 @@
     config.json         format_version, kind (kn, ff or lstm), settings
     model.safetensors   the best weights, or the n-gram tables
     vocabulary.txt      one word per line, line number = id
-    journal.jsonl       an object an event             (ff and lstm)
+    journal.jsonl       one object per event           (ff and lstm)
     checkpoint/         everything needed to resume    (ff and lstm; see vlhmm.baselines.training)
     manifest.json       checksums of the others, but for the journal
 

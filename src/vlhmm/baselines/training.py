@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -115,14 +115,7 @@ class BaselineConfig:
     seed: int = setting(0, "Seed of the weights and of dropout.", "run")
 
     def __post_init__(self) -> None:
-        for name in (
-            "hidden_size",
-            "num_layers",
-            "num_streams",
-            "segment_length",
-            "epochs",
-            "checks_per_epoch",
-        ):
+        for name in ("hidden_size", "num_layers", "num_streams", "segment_length", "epochs", "checks_per_epoch"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected at least 1")
         check_ranges(self, RANGES)
@@ -135,13 +128,9 @@ class BaselineConfig:
             raise ConfigError(f"dropout is {self.dropout}, expected 0 or more and less than 1")
         if not self.decay > 1:
             raise ConfigError(f"decay is {self.decay}, expected more than 1, as the rate is divided by it")
-        for name, choices in (
-            ("context", ("reset", "carry")),
-            ("schedule", ("plateau", "cosine")),
-            ("optimizer", ("adamw", "sgd")),
-            ("dropout_mask", ("token", "segment")),
-        ):
-            if getattr(self, name) not in choices:
+        for name, hint in get_type_hints(type(self)).items():
+            choices = get_args(hint)  # of a Literal
+            if choices and getattr(self, name) not in choices:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}, expected {' or '.join(choices)}")
 
 
@@ -244,12 +233,7 @@ class _Trainer:
     """A model, its optimizer, randomness, carry and position: together, what a checkpoint holds."""
 
     def __init__(
-        self,
-        kind: str,
-        corpus: Corpus,
-        folder: Path | None,
-        config: BaselineConfig,
-        progress: Progress | None,
+        self, kind: str, corpus: Corpus, folder: Path | None, config: BaselineConfig, progress: Progress | None
     ) -> None:
         self.corpus, self.folder, self.config, self.progress = corpus, folder, config, progress
         self.model = build_model(kind, corpus.vocabulary, config)
@@ -397,7 +381,8 @@ class _Trainer:
         """Write the event to the journal and pass it to the progress callback."""
         line = {"event": event, "time": round(time.time(), 1), **fields}
         if self.folder is not None:
-            append_line(self.folder / "journal.jsonl", to_json(line))
+            with open(self.folder / "journal.jsonl", "a", encoding="utf-8") as file:
+                file.write(to_json(line) + "\n")
         if self.progress is not None:
             self.progress(line)
 
@@ -517,9 +502,3 @@ def _check_same_run(folder: Path, old: Run, new: Run) -> None:
             raise ConfigError(f"{folder} was trained with {name}={settings[name]}, got {value}; choose another folder")
     if old.vocabulary != new.vocabulary:
         raise ConfigError(f"{folder} was trained with another vocabulary; choose another folder")
-
-
-def append_line(path: Path, line: str) -> None:
-    """Append a line to the file."""
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(line + "\n")

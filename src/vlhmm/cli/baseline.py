@@ -19,10 +19,12 @@ from vlhmm.cli.common import (
     interruptible,
     load_training_corpus,
     print_settings,
+    terminal_bar,
     token_progress,
 )
 from vlhmm.cli.numbers import count, duration, seed, tokens
 from vlhmm.config import to_json
+from vlhmm.errors import ConfigError
 from vlhmm.limits import MAX_THREADS
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from vlhmm.evaluation.perplexity import Report
     from vlhmm.evaluation.protocol import LanguageModel
 
+DESCRIPTION = "Estimate or train a baseline, and measure its perplexity."
 EPILOG = """\
 TRAIN is a text file with one sentence per line and words separated by blanks (UTF-8, also .gz), or a corpus name:
 sotu, ptb or wikitext-2. A corpus has its own valid and test splits.
@@ -50,15 +53,8 @@ the discounts of an order, kn uses 0.5, 1 and 1.5, and prints a message.
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = subparsers.add_parser(
-        "baseline",
-        help="train a Kneser-Ney, feed-forward or LSTM baseline",
-        description="Estimate or train a baseline, and measure its perplexity.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
     add = parser.add_argument
     add("kind", choices=("kn", "ff", "lstm"), help="Kneser-Ney n-gram, feed-forward n-gram or LSTM")
     add("train", metavar="TRAIN", nargs="?", help=TRAIN)
@@ -79,14 +75,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add("--seed", type=seed, default=0, metavar="N", help="seed of every random draw (default: 0)")
     add("--threads", type=count(1, MAX_THREADS), metavar="N", help="CPU threads (default: all cores)")
     add("--quiet", action="store_true", help="no progress and no messages")
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Train and evaluate the baseline; return 0."""
     from vlhmm.baselines.training import BaselineConfig
-    from vlhmm.errors import ConfigError
 
     if args.list_settings:
         print_settings(BaselineConfig)
@@ -115,8 +108,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_options(args: argparse.Namespace) -> None:
     """Refuse options that this kind of baseline would ignore, and names that cannot be written to."""
-    from vlhmm.errors import ConfigError
-
     foreign = {
         "kn": ("epochs", "context", "time_limit", "samples", "sample_tokens", "set"),
         "ff": ("arpa",),
@@ -238,11 +229,7 @@ def _progress(quiet: bool, epochs: int) -> Iterator[Callable[[dict[str, Any]], N
     if not sys.stderr.isatty():
         yield lambda event: _say(_check_line(event, epochs)) if event["event"] == "check" else None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("eta"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with terminal_bar("TimeRemainingColumn") as bar:
         task = bar.add_task("training", total=epochs)
 
         def draw(event: dict[str, Any]) -> None:

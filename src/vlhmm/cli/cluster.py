@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vlhmm.cli.common import DATA_DIR, TRAIN, add_vocabulary_limits, log_to, verb_parser
+from vlhmm.cli.common import (
+    DATA_DIR,
+    TRAIN,
+    add_vocabulary_limits,
+    check_no_vocabulary_limits,
+    is_corpus,
+    log_to,
+    terminal_bar,
+)
 from vlhmm.cli.numbers import count, seed
+from vlhmm.errors import ConfigError
 from vlhmm.limits import MAX_STATES
 
 if TYPE_CHECKING:
-    from vlhmm.clustering import ClusteringResult
+    from vlhmm.clustering.cluster import ClusteringResult
     from vlhmm.data import Text, Vocabulary
 
+DESCRIPTION = "Cluster the words of a text into blocks of words that occur in similar contexts."
 EPILOG = """\
 TRAIN is a text file with one sentence per line and words separated by blanks (UTF-8, also .gz or .zst), - for
 standard input, a folder written by vlhmm prepare, or a corpus name, for its train split: sotu, ptb or wikitext-2.
@@ -35,15 +44,8 @@ adjacent blocks, in bits (ami_bits): higher is better. <eos> is treated like any
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = verb_parser(
-        subparsers,
-        "cluster",
-        help="sort words into blocks (Brown clusters, wcluster's format)",
-        description="Cluster the words of a text into blocks of words that occur in similar contexts.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
     parser.add_argument("train", metavar="TRAIN", help=TRAIN)
     parser.add_argument("--blocks", type=count(1, MAX_STATES), default=128, metavar="M", help="number of blocks (default: 128)")
     parser.add_argument(
@@ -63,14 +65,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--data-dir", metavar="DIR", help=DATA_DIR)
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="accepted for uniformity; clustering is deterministic")
     parser.add_argument("--quiet", action="store_true", help="no progress and no messages")
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Cluster the words and write the blocks; return 0."""
-    from vlhmm.clustering import cluster_words
-    from vlhmm.clustering.cluster import DEFAULT_SWEEPS
+    from vlhmm.clustering.cluster import DEFAULT_SWEEPS, cluster_words
     from vlhmm.clustering.paths import paths_lines, write_paths
     from vlhmm.data.prepared import token_stream
 
@@ -94,21 +93,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(args: argparse.Namespace) -> tuple[Vocabulary, Text]:
-    from vlhmm.data import CORPORA, learn, load_corpus, read_lines
+    from vlhmm.data import learn, load_corpus, read_lines
     from vlhmm.data.prepared import PreparedText, is_prepared
-    from vlhmm.errors import ConfigError
 
     if is_prepared(args.train):
         if args.max_vocab is not None or args.min_count != 1:
             raise ConfigError(f"{args.train} was prepared with its vocabulary; drop --max-vocab and --min-count")
         prepared = PreparedText(args.train)
         return prepared.vocabulary, prepared
-    if args.train not in CORPORA or os.path.exists(args.train):
+    if not is_corpus(args.train):
         return learn(read_lines(args.train), args.max_vocab, args.min_count)
-    if args.max_vocab is not None or args.min_count != 1:
-        raise ConfigError(
-            f"{args.train} has a fixed vocabulary; drop --max-vocab and --min-count, or give TRAIN as a file"
-        )
+    check_no_vocabulary_limits(args)
     corpus = load_corpus(args.train, args.data_dir)
     return corpus.vocabulary, corpus.train
 
@@ -152,11 +147,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
 
         yield report
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with terminal_bar("MofNCompleteColumn", "TimeElapsedColumn") as bar:
         task = bar.add_task("reading")
 
         def draw(stage: str, done: int, total: int) -> None:

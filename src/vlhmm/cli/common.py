@@ -27,17 +27,6 @@ DATA_DIR = "folder of ptb and wikitext-2 (default: $VLHMM_DATA)"
 TRAIN = "a text file, - for standard input, or a corpus name"
 
 
-def verb_parser(subparsers: Any, name: str, help: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    """Add a verb's parser, whose help keeps the layout of the examples."""
-    return subparsers.add_parser(
-        name,
-        help=help,
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-
-
 def add_machine_options(parser: argparse.ArgumentParser) -> None:
     """Add --seed, --device, --threads, --memory and --quiet."""
     group = parser.add_argument_group("machine")
@@ -106,10 +95,21 @@ def log_to(quiet: bool) -> Callable[[str], None]:
     return (lambda line: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
 
 
+def is_corpus(name: str) -> bool:
+    """Return whether a name is that of a corpus, and of no file."""
+    from vlhmm.data import CORPORA
+
+    return name in CORPORA and not os.path.exists(name)
+
+
+def check_no_vocabulary_limits(args: argparse.Namespace) -> None:
+    """Refuse --max-vocab and --min-count for a corpus."""
+    if args.max_vocab is not None or args.min_count != 1:
+        raise ConfigError(f"{args.train} has a fixed vocabulary; drop --max-vocab and --min-count, or give TRAIN as a file")
+
+
 def load_run_texts(model: Any, names: list[str], data_dir: str | None) -> Iterator[tuple[str, Any]]:
     """Yield (name, Text) for files, '-' and corpora; a corpus name means its valid and test splits."""
-    import os
-
     from vlhmm.data import CORPORA, load_corpus
     from vlhmm.data.corpora import read_text
 
@@ -131,16 +131,24 @@ def load_run_texts(model: Any, names: list[str], data_dir: str | None) -> Iterat
 
 
 @contextmanager
+def terminal_bar(*columns: str, width: int = 40) -> Iterator[Any]:
+    """Draw a progress bar on standard error: a description, the bar, and `columns`, classes of rich.progress."""
+    from rich import progress
+    from rich.console import Console
+
+    shown = (progress.TextColumn("{task.description}"), progress.BarColumn(width))
+    others = (getattr(progress, name)() for name in columns)
+    with progress.Progress(*shown, *others, console=Console(stderr=True), transient=True) as bar:
+        yield bar
+
+
+@contextmanager
 def token_progress(quiet: bool, title: str) -> Iterator[Callable[[int, int], None] | None]:
     """Show a progress bar over tokens on a terminal, nothing elsewhere."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(title), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with terminal_bar("TaskProgressColumn", "TimeRemainingColumn") as bar:
         task = bar.add_task(title)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -181,19 +189,14 @@ def print_settings(kind: type) -> None:
 
 def load_training_corpus(args: argparse.Namespace, vocabulary: Any = None) -> Corpus:
     """Load the corpus that TRAIN, --valid, --test and the vocabulary options name."""
-    import os
-
     from vlhmm.data import CORPORA, load_corpus, load_texts
 
-    if args.train in CORPORA and not os.path.exists(args.train):
+    if is_corpus(args.train):
         if args.valid or getattr(args, "test", None):
             raise ConfigError(f"{args.train} has its own texts; drop --valid and --test, or give TRAIN as a file")
         if vocabulary is not None:
             raise ConfigError(f"{args.train} has a fixed vocabulary; drop --vocab, or give TRAIN as a file")
-        if args.max_vocab is not None or args.min_count != 1:
-            raise ConfigError(
-                f"{args.train} has a fixed vocabulary; drop --max-vocab and --min-count, or give TRAIN as a file"
-            )
+        check_no_vocabulary_limits(args)
         return load_corpus(args.train, args.data_dir)
     if args.train != "-" and not os.path.exists(args.train):
         raise unknown("file or corpus", args.train, list(CORPORA))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from typing import Any
 
-from vlhmm.cli.common import verb_parser
 from vlhmm.errors import ConfigError
 
+DESCRIPTION = "Print a script that lets the shell complete verbs and options. It needs the extra `completion`."
 EPILOG = """\
 examples:
   eval "$(vlhmm completion bash)"                                    this shell
@@ -17,18 +16,9 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = verb_parser(
-        subparsers,
-        "completion",
-        "print a completion script for bash, zsh or tcsh",
-        "Print a script that lets the shell complete verbs and options. It needs the extra `completion`.",
-        EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="your shell")
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

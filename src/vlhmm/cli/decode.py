@@ -10,16 +10,21 @@ from vlhmm.cli.options import (
     LogBase,
     ResultWriter,
     add_log_base,
+    add_query_options,
+    lines_of,
     load_model,
     memory_of,
     on_line,
-    query_parser,
 )
-from vlhmm.errors import VlhmmError
+from vlhmm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from vlhmm.queries.decode import Decoding
     from vlhmm.queries.prefix import Prefix
 
+Top = list[list[tuple[int, float]]]  # for each word, its most probable states and their probabilities
+
+DESCRIPTION = "Decode the hidden states of every word of a text."
 EPILOG = """\
 FILE is a text file with one sentence per line; by default, standard input. Text output has CoNLL columns, with a blank
 line after every sentence: word, state, block, p(state | sentence); with --top-k, K more columns of state:probability.
@@ -43,15 +48,9 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = query_parser(
-        subparsers,
-        "decode",
-        "hidden states of a text: best paths or posteriors",
-        "Decode the hidden states of every word of a text.",
-        EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
+    add_query_options(parser)
     parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="text file (default: standard input)")
     parser.add_argument(
         "--method", choices=("viterbi", "posterior", "filtered"), default="viterbi", help="how to choose states (default: viterbi)"
@@ -65,113 +64,76 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--top-k", type=count(), default=0, metavar="K", help="also print the K most probable states of each word")
     add_log_base(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Decode every sentence; return 0."""
-    from vlhmm.data.text import read_lines
-    from vlhmm.errors import ConfigError
-    from vlhmm.queries.prefix import begin
-
     if args.k > 1 and args.method != "viterbi":
         raise ConfigError(f"-k {args.k} lists best paths; --method {args.method} has only one")
     if args.eos_state == "sum" and args.method != "viterbi":
         raise ConfigError(f"--eos-state sum applies to paths; --method {args.method} sums over all other states anyway")
     model = load_model(args)
     logs = LogBase(args)
-    before = begin(model) if model.rule == "carry" else None
     with ResultWriter(args.format) as answer:
-        for number, words in enumerate(read_lines(args.file, model.vocabulary.split), start=1):
-            try:
-                found = _sentence(model, words, args, before) if words else []
-            except VlhmmError as error:
-                raise on_line(number, True, error) from None
-            if before is not None:
-                before = before.read_line(words)
+        for number, words, before in lines_of(model, args.file):
             if not words:
                 continue
+            with on_line(number):
+                found, top = _sentence(model, words, args, before)
             for rank, decoding in enumerate(found, start=1):
-                answer(_record(number, rank, decoding, logs, args), _columns(decoding))
+                answer(_record(number, rank, decoding, top, logs, args), _columns(decoding, top))
     return 0
 
 
-def _sentence(model: Any, words: list[str], args: argparse.Namespace, before: Prefix | None) -> list[dict[str, Any]]:
-    """Return the decodings of one sentence, best first: words, states, blocks, probabilities, log_prob, eos_state, top."""
-    from vlhmm.queries.decode import decode, posteriors
+def _sentence(
+    model: Any, words: list[str], args: argparse.Namespace, before: Prefix | None
+) -> tuple[list[Decoding], Top | None]:
+    """Return the decodings of one sentence, best first; with --top-k also the most probable states of each word."""
+    from vlhmm.queries.decode import Decoding, decode, posteriors
 
-    memory = memory_of(args)
+    memory, top = memory_of(args), None
     if args.method == "filtered" or args.top_k:
         known = posteriors(model, words, memory=memory, before=before)
         table = known.filtered if args.method == "filtered" else known.smoothed
-        top = [
-            [
-                (int(known.states[t, slot]), float(row[slot]))
-                for slot in row.argsort(descending=True)[: args.top_k].tolist()
+        if args.top_k:
+            top = [
+                [(int(states[slot]), float(row[slot])) for slot in row.argsort(descending=True)[: args.top_k].tolist()]
+                for states, row in zip(known.states, table, strict=True)
             ]
-            for t, row in enumerate(table)
-        ]
     if args.method == "filtered":
-        best = table.argmax(1)
-        states = known.states.gather(1, best[:, None])[:, 0].tolist()
-        id_of, unk = model.vocabulary.id_of, model.vocabulary.unk
-        blocks = [int(model.distributions.block_of_word[id_of.get(word, unk)]) for word in words]
-        chosen = table.gather(1, best[:, None])[:, 0].tolist()
-        return [
-            dict(
-                words=words,
-                states=states,
-                blocks=blocks,
-                probabilities=chosen,
-                log_prob=None,
-                eos_state=None,
-                top=top if args.top_k else None,
-            )
-        ]
-    return [
-        dict(
-            words=d.words,
-            states=d.states,
-            blocks=d.blocks,
-            probabilities=d.posteriors,
-            log_prob=d.log_prob,
-            eos_state=d.eos_state,
-            top=top if args.top_k else None,
-        )
-        for d in decode(model, words, args.method, args.k, memory=memory, eos_state=args.eos_state, before=before)
-    ]
+        best = table.argmax(1, keepdim=True)
+        blocks = [model.distributions.block(word) for word in model.vocabulary.encode(words).tolist()]
+        states, chosen = (values.gather(1, best)[:, 0].tolist() for values in (known.states, table))
+        return [Decoding(words, states, blocks, None, chosen)], top
+    return decode(model, words, args.method, args.k, memory=memory, eos_state=args.eos_state, before=before), top
 
 
-def _record(number: int, rank: int, decoding: dict, logs: LogBase, args: argparse.Namespace) -> dict:
+def _record(
+    number: int, rank: int, decoding: Decoding, top: Top | None, logs: LogBase, args: argparse.Namespace
+) -> dict[str, Any]:
     record = {
         "line": number,
         "rank": rank,
         "method": args.method,
-        "words": decoding["words"],
-        "states": decoding["states"],
-        "blocks": decoding["blocks"],
-        "probabilities": decoding["probabilities"],
+        "words": decoding.words,
+        "states": decoding.states,
+        "blocks": decoding.blocks,
+        "probabilities": decoding.posteriors,
     }
-    if decoding["log_prob"] is not None:
-        record |= {"log_prob": logs.number(decoding["log_prob"]), "log_base": logs.name}
-    if decoding["eos_state"] is not None:
-        record["eos_state"] = decoding["eos_state"]
-    if decoding["top"]:
-        record["top"] = [[{"state": s, "probability": p} for s, p in places] for places in decoding["top"]]
+    if decoding.log_prob is not None:
+        record |= {"log_prob": logs.number(decoding.log_prob), "log_base": logs.name}
+    if decoding.eos_state is not None:
+        record["eos_state"] = decoding.eos_state
+    if top is not None:
+        record["top"] = [[{"state": s, "probability": p} for s, p in places] for places in top]
     return record
 
 
-def _columns(decoding: dict) -> list[str]:
+def _columns(decoding: Decoding, top: Top | None) -> list[str]:
     lines = []
-    for t, word in enumerate(decoding["words"]):
-        columns = [
-            word,
-            str(decoding["states"][t]),
-            str(decoding["blocks"][t]),
-            f"{decoding['probabilities'][t]:.4f}",
-        ]
-        if decoding["top"]:
-            columns += [f"{state}:{probability:.4f}" for state, probability in decoding["top"][t]]
-        lines.append("\t".join(columns))
+    for t, (word, state, block, probability) in enumerate(
+        zip(decoding.words, decoding.states, decoding.blocks, decoding.posteriors, strict=True)
+    ):
+        others = [] if top is None else [f"{each}:{share:.4f}" for each, share in top[t]]
+        lines.append("\t".join([word, str(state), str(block), f"{probability:.4f}", *others]))
     return [*lines, ""]

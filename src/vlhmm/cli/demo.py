@@ -9,17 +9,11 @@ import sys
 import time
 from typing import Any
 
-from vlhmm.cli.common import (
-    add_format,
-    add_machine_options,
-    clock,
-    interruptible,
-    log_to,
-    setup,
-    verb_parser,
-)
+from vlhmm.cli.common import add_format, add_machine_options, clock, interruptible, log_to, setup
 from vlhmm.cli.numbers import duration
+from vlhmm.errors import ConfigError
 
+DESCRIPTION = "Train a very large HMM on State of the Union speeches, evaluate it, and query it."
 EPILOG = """\
 examples:
   vlhmm demo                                    about six minutes on two cores
@@ -37,12 +31,8 @@ CLOZE = "the congress of the united [MASK] has the power ."
 SENTENCE = "the state of our union is strong ."
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = verb_parser(
-        subparsers, "demo", "train, evaluate and query a model of the built-in corpus",
-        "Train a very large HMM on State of the Union speeches, evaluate it, and query it.", EPILOG,
-    )  # fmt: skip
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
     parser.add_argument("--out", metavar="RUN", default="runs/demo", help="run folder (default: runs/demo)")
     parser.add_argument("--preset", metavar="NAME", default="demo", help="complete configuration (default: demo); tiny takes seconds")
     parser.add_argument(
@@ -54,8 +44,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     add_format(parser)
     add_machine_options(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
     import vlhmm
     from vlhmm.baselines.kneser_ney import KneserNey
     from vlhmm.data import load_corpus
-    from vlhmm.errors import ConfigError
     from vlhmm.evaluation.perplexity import evaluate
     from vlhmm.training.trainer import train
 
@@ -94,16 +81,12 @@ def run(args: argparse.Namespace) -> int:
     assert isinstance(mixture, vlhmm.MixtureLanguageModel)  # just written
     model, kneser_ney = mixture.components
     assert isinstance(kneser_ney, KneserNey)
-    weights = [part["weight"] for part in mixed["components"]]
+    of_hmm, of_kneser_ney = mixed["components"]
+    weight, size = of_hmm["weight"], result.num_parameters
     contestants = (
-        ("mixture of the two", mixture, result.num_parameters + kneser_ney.num_parameters, mixed["perplexity"]),
-        (
-            f"HMM, {config.model.num_states:,} states",
-            model,
-            result.num_parameters,
-            mixed["components"][0]["perplexity"],
-        ),
-        ("Kneser-Ney 5-gram", kneser_ney, kneser_ney.num_parameters, mixed["components"][1]["perplexity"]),
+        ("mixture of the two", mixture, size + kneser_ney.num_parameters, mixed["perplexity"]),
+        (f"HMM, {config.model.num_states:,} states", model, size, of_hmm["perplexity"]),
+        ("Kneser-Ney 5-gram", kneser_ney, kneser_ney.num_parameters, of_kneser_ney["perplexity"]),
     )
     rows: list[dict[str, Any]] = []
     for name, contestant, parameters, valid in contestants:
@@ -118,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         "kneser_ney_test_ppl": rows[2]["test"],
         "mixture_valid_ppl": rows[0]["valid"],
         "mixture_test_ppl": rows[0]["test"],
-        "mixture_weight_of_hmm": weights[0],
+        "mixture_weight_of_hmm": weight,
         "context": "reset",
         "tokens": corpus.test.num_tokens,
         "train_tokens": corpus.train.num_tokens,
@@ -127,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         "run": args.out,
         "mixture": mixture_folder,
     }
-    lines = [*table(rows, corpus), *comparison(rows, weights[0]), "", *shown(model, args.seed)]
+    lines = [*table(rows, corpus), *comparison(rows, weight), "", *shown(model, args.seed)]
     print("\n".join(lines), flush=True, file=sys.stderr if args.format == "json" else sys.stdout)
     summary["seconds"] = round(time.monotonic() - began, 1)
     if args.format == "json":
@@ -154,12 +137,9 @@ def comparison(rows: list[dict[str, Any]], weight: float) -> list[str]:
     """Return what the table says, in a sentence or two."""
     mixture, *others = rows
     best = min(row["test"] for row in others)
-    lines = [
-        f"  mixture: {weight:.2f} HMM + {1 - weight:.2f} Kneser-Ney, weights fitted to valid; on test "
-        f"{100 * (1 - mixture['test'] / best):.0f}% below the better of the two."
-    ]
     return [
-        *lines,
+        f"  mixture: {weight:.2f} HMM + {1 - weight:.2f} Kneser-Ney, weights fitted to valid; on test "
+        f"{100 * (1 - mixture['test'] / best):.0f}% below the better of the two.",
         "  An n-gram repeats phrases, an HMM generalizes over word classes: each knows what the other does not.",
     ]
 

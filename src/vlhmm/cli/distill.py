@@ -6,19 +6,12 @@ import argparse
 import json
 from typing import Any
 
-from vlhmm.cli.common import (
-    add_format,
-    add_machine_options,
-    clock,
-    interruptible,
-    log_to,
-    setup,
-    token_progress,
-    verb_parser,
-)
+from vlhmm.cli.common import add_format, add_machine_options, clock, interruptible, log_to, setup, token_progress
 from vlhmm.cli.numbers import count, duration, real, tokens
+from vlhmm.errors import ConfigError
 from vlhmm.limits import MAX_NEW_TOKENS, MAX_STATES
 
+DESCRIPTION = "Distill a language model into an HMM over its tokens."
 EPILOG = """\
 LLM is a folder made by save_pretrained, a .gguf file, or a name on the Hugging Face hub. pip install 'vlhmm[llm]'
 
@@ -35,15 +28,8 @@ held out to choose the best model, and another one for the report, which is also
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = verb_parser(
-        subparsers,
-        "distill",
-        "train an HMM on samples of a language model",
-        "Distill a language model into an HMM over its tokens.",
-        EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
     parser.add_argument("llm", metavar="LLM", nargs="?", help="language model; not needed with --samples")
     parser.add_argument("--out", metavar="RUN", required=True, help="run folder")
     drawing = parser.add_argument_group("samples")
@@ -73,22 +59,22 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     training.add_argument("--time-limit", type=duration, metavar="T", help="stop training with a checkpoint after this time: 90s, 15m, 1.5h")
     add_format(parser)
     add_machine_options(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Draw samples, train and report; return 0, or 130 after an interrupt."""
-    from vlhmm.errors import ConfigError
     from vlhmm.training.presets import preset
 
     check(args)
     preset(args.preset)  # refused before anything is drawn
     device = setup(args)
+    from vlhmm.cli.train import shown_progress
+    from vlhmm.data.corpora import Corpus
     from vlhmm.data.tokenizer import TokenVocabulary
     from vlhmm.steering import distill
     from vlhmm.steering.llm import open_llm
     from vlhmm.training.run_folder import RunFolder
+    from vlhmm.training.trainer import train
 
     log = log_to(args.quiet)
     llm: Any = None
@@ -103,12 +89,9 @@ def run(args: argparse.Namespace) -> int:
         if not sources:
             folder = RunFolder(args.out).samples_path
             settings = distill.DrawSettings(
-                temperature=args.temperature,
-                max_new_tokens=args.max_new_tokens,
-                template=args.template,
-                batch=args.batch,
-                seed=args.seed,
-            )
+                temperature=args.temperature, max_new_tokens=args.max_new_tokens, template=args.template,
+                batch=args.batch, seed=args.seed,
+            )  # fmt: skip
             prompts = distill.read_prompts(args.prompts)
             log(f"drawing {args.tokens:,} tokens after {len(prompts):,} prompts, kept in {folder}")
             with progress_of(args.quiet, "drawing", "tokens") as progress:
@@ -125,30 +108,19 @@ def run(args: argparse.Namespace) -> int:
         llm_nats = None
         if llm is not None and all(line.prompt is not None for line in samples.test_lines):
             with progress_of(args.quiet, "the LLM reads held-out samples", "samples") as progress:
-                found = distill.llm_log_probs(
-                    llm, samples.test_lines, args.temperature, args.template, progress=progress
-                )
+                found = distill.llm_log_probs(llm, samples.test_lines, args.temperature, args.template, progress=progress)
             llm_nats = -float(found.mean())
         elif llm is not None:
             log("some samples do not say which prompt they answer; the LLM itself is left out of the report")
         llm = None  # its memory
         config = configured(args, samples.train.num_tokens)
-        from vlhmm.cli.train import shown_progress
-
         with shown_progress(args.quiet, config) as shown:
-            result = distill.train_on_samples(
-                samples,
-                vocabulary,
-                config,
-                args.out,
-                time_limit=args.time_limit,
-                memory=args.memory,
-                device=device,
-                progress=shown,
-                should_stop=stop_asked,
-                log=log,
-                described={"llm": args.llm, "samples": " ".join(map(str, sources))},
-            )
+            corpus = Corpus("samples", vocabulary, samples.train, samples.valid, None)
+            described = {"llm": args.llm, "samples": " ".join(map(str, sources))}
+            result = train(
+                corpus, config, args.out, time_limit=args.time_limit, device=device, memory=args.memory, progress=shown,
+                should_stop=stop_asked, log=log, described=described,
+            )  # fmt: skip
     if result.stopped_by == "interrupt":
         log(f"stopped at step {result.step} of {result.total_steps}; the same command resumes")
         return 130
@@ -160,14 +132,12 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     record = {"run": args.out, **asdict(report)}
-    print(json.dumps(record) if args.format == "json" else "\n".join(described(record)))
+    print(json.dumps(record) if args.format == "json" else "\n".join(report_text(record)))
     return 0
 
 
 def check(args: argparse.Namespace) -> None:
     """Refuse what does not go together, before anything is loaded."""
-    from vlhmm.errors import ConfigError
-
     if args.samples:
         if args.prompts:
             raise ConfigError("--samples are used instead of drawing: drop --prompts")
@@ -179,8 +149,6 @@ def check(args: argparse.Namespace) -> None:
         raise ConfigError("--prompts is missing: a file of what the model is asked, one prompt per line")
     if args.llm and args.tokenizer:
         raise ConfigError("the LLM brings its own tokenizer: drop --tokenizer")
-    if args.iterations is not None and args.iterations < 1:
-        raise ConfigError(f"--iterations {args.iterations} must be at least 1")
 
 
 def configured(args: argparse.Namespace, train_tokens: int) -> Any:
@@ -229,7 +197,7 @@ def progress_of(quiet: bool, title: str, unit: str) -> Any:
     return lines()
 
 
-def described(record: dict[str, Any]) -> list[str]:
+def report_text(record: dict[str, Any]) -> list[str]:
     """Return the report as text."""
     rows = [
         (f"HMM, {record['num_states']:,} states", record["hmm_nats"]),

@@ -5,19 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vlhmm.cli.common import (
-    DATA_DIR,
-    add_format,
-    add_machine_options,
-    load_run_texts,
-    log_to,
-    setup,
-    token_progress,
-    verb_parser,
-)
+from vlhmm.cli.common import DATA_DIR, add_format, add_machine_options, load_run_texts, log_to, setup, token_progress
 from vlhmm.cli.numbers import count
 from vlhmm.config import to_json
 
+DESCRIPTION = "Evaluate the perplexity of texts under a trained model."
 EPILOG = """\
 FILE is a text file with one sentence per line, - for standard input, a folder written by vlhmm prepare, or a corpus
 name (ptb means its valid and test splits, ptb:test one of them). Words beyond the model's vocabulary are scored as
@@ -35,15 +27,8 @@ default is the rule of training.
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = verb_parser(
-        subparsers,
-        "evaluate",
-        "perplexity of texts, with all counts",
-        "Evaluate the perplexity of texts under a trained model.",
-        EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
     parser.add_argument("run_folder", metavar="RUN", help="run folder of vlhmm train, baseline or mix, or an ARPA file")
     parser.add_argument("files", metavar="FILE", nargs="+", help="a text file, - for standard input, or a corpus name")
     parser.add_argument(
@@ -55,8 +40,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--data-dir", metavar="DIR", help=DATA_DIR)
     add_format(parser, "text", "json", "jsonl")
     add_machine_options(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,13 +7,13 @@ import sys
 import threading
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
-from vlhmm.cli.common import log_to, token_progress, verb_parser
+from vlhmm.cli.common import log_to, token_progress
 from vlhmm.cli.numbers import count
 from vlhmm.cli.serve import add_server_options, make_server, serve
 from vlhmm.errors import ConfigError
 
+DESCRIPTION = "Explore a trained model in a browser."
 EPILOG = """\
 examples:
   vlhmm explore runs/mine                        opens http://127.0.0.1:8000/ in a browser
@@ -22,19 +22,14 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = verb_parser(
-        subparsers, "explore", "explore a model in the browser", "Explore a trained model in a browser.", EPILOG
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
     add_server_options(parser)
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     parser.add_argument("--export", metavar="DIR", help="write a page that works without a server, and exit")
     parser.add_argument(
         "--top-states", type=count(1), default=1000, metavar="N", help="with --export: number of states, the most used ones (default: 1000)"
     )
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,11 +37,12 @@ def run(args: argparse.Namespace) -> int:
     if args.export:
         check_writable(Path(args.export))
         server = make_server(args)
-        if not hasattr(server.model, "distributions"):
-            kind = "mixture" if hasattr(server.model, "components") else "baseline"
-            raise ConfigError(f"{args.run_folder} is a {kind}, which has no states to explore; give a run of vlhmm train")
+        from vlhmm.queries.left_to_right import has_hidden_states, kind_of
         from vlhmm.server.export import export_page
 
+        if not has_hidden_states(server.model):
+            kind = kind_of(server.model)
+            raise ConfigError(f"{args.run_folder} is a {kind}, which has no states to explore; give a run of vlhmm train")
         with token_progress(args.quiet, "states and blocks") as progress:
             pages = export_page(server, args.export, args.top_states, progress)
         log_to(args.quiet)(f"{pages:,} files in {args.export}; open index.html, or put the folder on any web server")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from vlhmm.cli.options import ResultWriter, load_model, log_to, query_parser
+from vlhmm.cli.common import log_to
+from vlhmm.cli.options import ResultWriter, add_query_options, load_model
 
+DESCRIPTION = "Write the model's dense matrices for other programs."
 EPILOG = """\
 The matrices are start (S,), transition (S, S) and emission (S, V). They are large (over 5 GB at 2^15 states), so their
 size is printed first, and they are written a few rows at a time. S is the number of states that can be entered. With
@@ -26,21 +27,11 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = query_parser(
-        subparsers,
-        "export",
-        "write the model's matrices for other programs",
-        "Write the model's dense matrices for other programs.",
-        EPILOG,
-        "text",
-        "json",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
+    add_query_options(parser, "text", "json")
     parser.add_argument("out", metavar="OUT", help="file to write, or folder for ctrl-g")
     parser.add_argument("--kind", choices=("npz", "safetensors", "ctrl-g", "hmmlearn"), help="format (default: by OUT's suffix)")
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,23 +6,23 @@ import argparse
 import math
 from typing import Any
 
+from vlhmm.cli.common import log_to
 from vlhmm.cli.numbers import count
 from vlhmm.cli.options import (
     LogBase,
     ResultWriter,
     add_constraint_options,
     add_log_base,
+    add_query_options,
     constraint_of,
     load_model,
     log_oov,
-    log_to,
     memory_of,
     on_line,
-    query_parser,
     texts_of,
 )
-from vlhmm.errors import VlhmmError
 
+DESCRIPTION = "Fill the gaps of a text, given all words left and right of them."
 EPILOG = """\
 TEXT has any number of gaps: [MASK] is one word, [MASK:n] n words, [MASK:a-b] a to b words. - reads texts from standard
 input, one per line. Every probability is conditioned on all given words, left and right, on the lengths of the gaps being
@@ -44,15 +44,9 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = query_parser(
-        subparsers,
-        "infill",
-        "fill gaps given both sides, under hard constraints",
-        "Fill the gaps of a text, given all words left and right of them.",
-        EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
+    add_query_options(parser)
     parser.add_argument("text", metavar="TEXT", help="text with [MASK] or [MASK:a-b], or - for standard input")
     parser.add_argument("--mode", choices=("sample", "best", "marginals"), default="sample", help="kind of answer (default: sample)")
     parser.add_argument("-n", type=count(1), default=1, metavar="N", help="number of samples (default: 1)")
@@ -61,8 +55,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--allow-eos", action="store_true", help="gaps may hold <eos>")
     add_constraint_options(parser)
     add_log_base(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,15 +70,13 @@ def run(args: argparse.Namespace) -> int:
     with ResultWriter(args.format, single) as answer:
         for number, words in texts_of(args.text, lambda text: model.vocabulary.split_around(text, MASK)):
             log_oov(log, model.vocabulary, words)
-            try:
+            with on_line(number, several):
                 ready = prepare(model, words, constraint, args.scope, not args.open, args.allow_eos, memory_of(args))
                 about = {"rule": model.rule, "log_base": logs.name, "evidence": logs(ready.log_evidence)}
                 if ready.log_constraint is not None:
                     about["constraint_log_prob"] = logs.number(ready.log_constraint)
                     log(f"p(constraint | text) = {math.exp(ready.log_constraint):.3g}")
                 _ANSWERS[args.mode](args, ready, logs, about, answer)
-            except VlhmmError as error:
-                raise on_line(number, several, error) from None
     return 0
 
 
@@ -111,10 +101,8 @@ def _fill(ready: Any, fill: Any, exact: str, more: dict, logs: LogBase, about: d
         **more,
         **about,
     }
-    answer(
-        record,
-        f"{math.exp(fill.log_prob):.4g}\t{fill.text}" + ("" if exact == "sample" else f"\t(exact: {exact})"),
-    )
+    how = "" if exact == "sample" else f"\t(exact: {exact})"
+    answer(record, f"{math.exp(fill.log_prob):.4g}\t{fill.text}{how}")
 
 
 def _marginals(args: argparse.Namespace, ready: Any, logs: LogBase, about: dict, answer: ResultWriter) -> None:

@@ -5,19 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vlhmm.cli.common import token_progress
+from vlhmm.cli.common import log_to, token_progress
 from vlhmm.cli.numbers import count
-from vlhmm.cli.options import (
-    LogBase,
-    ResultWriter,
-    add_log_base,
-    load_model,
-    log_oov,
-    log_to,
-    memory_of,
-    query_parser,
-)
+from vlhmm.cli.options import LogBase, ResultWriter, add_log_base, add_query_options, load_model, log_oov, memory_of
+from vlhmm.errors import ConfigError
 
+DESCRIPTION = "Compute the entropy rate of a model, the probability of a phrase, or the divergence of two models."
 EPILOG = """\
   entropy          entropy rate of the model's own text, per token: an estimate from sampled streams, with its
                    standard error (no closed form is known)
@@ -32,15 +25,9 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = query_parser(
-        subparsers,
-        "information",
-        "entropy rate, phrase probabilities, divergence of two models",
-        "Compute the entropy rate of a model, the probability of a phrase, or the divergence of two models.",
-        EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
+    add_query_options(parser)
     parser.add_argument("what", choices=("entropy", "phrase", "kl"), metavar="WHAT", help="entropy, phrase or kl")
     parser.add_argument("operands", metavar="...", nargs="*", help="phrase: the words; kl: OTHER [FILE]")
     parser.add_argument("--streams", type=count(2), default=64, metavar="N", help="entropy: number of sampled streams (default: 64)")
@@ -49,14 +36,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--prompt", default="", metavar="WORDS", help="phrase: words before it")
     parser.add_argument("--one-sentence", action="store_true", help="phrase: it must occur before the next <eos>")
     add_log_base(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Compute the quantity and print it; return 0."""
-    from vlhmm.errors import ConfigError
-
     counts = {"entropy": (0, 0), "phrase": (1, None), "kl": (1, 2)}
     low, high = counts[args.what]
     if len(args.operands) < low or (high is not None and len(args.operands) > high):

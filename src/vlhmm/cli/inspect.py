@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from vlhmm.cli.common import add_format, add_machine_options, setup, verb_parser
+from vlhmm.cli.common import add_format, add_machine_options, setup, terminal_bar
 from vlhmm.cli.numbers import count
+from vlhmm.errors import QueryError
 
+DESCRIPTION = "Show the words, neighbours, usage and entropies of a state, a word or a block."
 EPILOG = """\
 examples:
   vlhmm inspect runs/ptb                            sizes, number of states in use, the most used states
@@ -29,12 +31,8 @@ Entropies are in nats.
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = verb_parser(
-        subparsers, "inspect", "words, neighbours and usage of a state, a word or a block",
-        "Show the words, neighbours, usage and entropies of a state, a word or a block.", EPILOG,
-    )  # fmt: skip
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
     parser.add_argument("run_folder", metavar="RUN", help="run folder of vlhmm train")
     parser.add_argument(
         "kind", metavar="state|word|block", nargs="?", choices=("state", "word", "block"), help="what to inspect (default: the whole model)"
@@ -43,14 +41,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--top-k", type=count(1), default=10, metavar="K", help="entries per list (default: 10)")
     add_format(parser)
     add_machine_options(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Inspect the model, a state, a word or a block; return 0."""
-    from vlhmm.errors import QueryError
-
     subject = asked_for(args)
     device = setup(args)
     import vlhmm
@@ -81,7 +75,6 @@ def run(args: argparse.Namespace) -> int:
 
 def asked_for(args: argparse.Namespace) -> Any:
     """Return the subject: a number for states and blocks, a word, or nothing."""
-    from vlhmm.errors import QueryError
     from vlhmm.limits import digits, shortened
 
     if args.kind is None:
@@ -135,11 +128,7 @@ def usage_progress(quiet: bool) -> Iterator[Callable[[int, float], None] | None]
     if not sys.stderr.isatty():
         yield lambda rounds, change: print(note, file=sys.stderr, flush=True) if rounds == 1 else None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with terminal_bar("TaskProgressColumn", "TimeElapsedColumn") as bar:
         task = bar.add_task(note, total=-math.log(TOLERANCE), visible=False)
 
         def draw(rounds: int, change: float) -> None:

@@ -67,17 +67,23 @@ def available() -> dict[str, str]:
 
 def build_parser(only: str | None = None, everything: bool = False) -> argparse.ArgumentParser:
     """Build the parser of one verb with the others by name only, or of every verb with all its options."""
+    keep_layout = argparse.RawDescriptionHelpFormatter
     parser = Parser(
         prog="vlhmm",
         description="Very large hidden Markov language models: train, score and query, exactly.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=keep_layout,
     )
     parser.add_argument("--version", action="version", version=f"vlhmm {version()}")
     subparsers = parser.add_subparsers(metavar="VERB", title="verbs", dest="verb", required=True)
     for verb, text in available().items():
         if everything or verb == only:
-            importlib.import_module(f"vlhmm.cli.{verb}").add_parser(subparsers)
+            module = importlib.import_module(f"vlhmm.cli.{verb}")
+            verb_parser = subparsers.add_parser(
+                verb, help=text, description=module.DESCRIPTION, epilog=module.EPILOG, formatter_class=keep_layout
+            )
+            module.add_options(verb_parser)
+            verb_parser.set_defaults(run=module.run)
         else:
             subparsers.add_parser(verb, help=text, add_help=False)
     return parser

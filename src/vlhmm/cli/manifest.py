@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from vlhmm.cli.common import verb_parser
 from vlhmm.errors import CheckpointError
 
+DESCRIPTION = "Check the files of a run folder against their checksums, or update the checksums."
 EPILOG = """\
 RUN/manifest.json has a checksum of every file that the model is loaded from. Loading compares them and refuses a file
 that differs. Without an option, this command makes the same check.
@@ -22,21 +21,12 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = verb_parser(
-        subparsers,
-        "manifest",
-        "check or update the checksums of a run folder",
-        "Check the files of a run folder against their checksums, or update the checksums.",
-        EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
     parser.add_argument("run_folder", metavar="RUN", help="run folder of vlhmm train or baseline")
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--accept", action="store_true", help="update the checksums to the files as they are")
     choice.add_argument("--remove-calibration", action="store_true", help="remove the calibration")
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

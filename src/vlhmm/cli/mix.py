@@ -9,14 +9,16 @@ from vlhmm.cli.common import (
     DATA_DIR,
     add_format,
     add_machine_options,
+    is_corpus,
     load_run_texts,
     log_to,
     setup,
     token_progress,
-    verb_parser,
 )
 from vlhmm.config import to_json
+from vlhmm.errors import CheckpointError, ConfigError
 
+DESCRIPTION = "Interpolate trained models linearly, and save the mixture as a run of its own."
 EPILOG = """\
 RUN is a run folder of vlhmm train, vlhmm baseline or vlhmm mix; a mixture is replaced by its components. All models
 must have the same vocabulary.
@@ -34,15 +36,8 @@ and export need hidden states: run them on the HMM in RUN/components, which is a
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = verb_parser(
-        subparsers,
-        "mix",
-        "interpolate trained models, with weights fitted by EM",
-        "Interpolate trained models linearly, and save the mixture as a run of its own.",
-        EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run folder of vlhmm train, baseline or mix")
     parser.add_argument(
         "--valid", metavar="FILE", help="text to fit the weights to: a file, -, or a corpus name (its valid split)"
@@ -53,15 +48,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--data-dir", metavar="DIR", help=DATA_DIR)
     add_format(parser)
     add_machine_options(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Fit and save the mixture; return 0."""
     from pathlib import Path
-
-    from vlhmm.errors import ConfigError
 
     if not args.valid and not args.weights:
         raise ConfigError("--valid is missing: the text that the weights are fitted to; or give --weights")
@@ -84,21 +75,10 @@ def run(args: argparse.Namespace) -> int:
 
 def weights_of(text: str) -> list[float]:
     """Return numbers from 0.5,0.5."""
-    from vlhmm.errors import ConfigError
-
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"--weights {text!r}: expected numbers with commas between them, e.g. 0.5,0.5") from None
-
-
-def is_corpus(name: str) -> bool:
-    """Return whether a name is a corpus without a split, and not a file."""
-    import os
-
-    from vlhmm.data import CORPORA
-
-    return name in CORPORA and not os.path.exists(name)
 
 
 class Part:
@@ -114,8 +94,8 @@ def opened(runs: list[str], memory: int | None, device: str, out: Any) -> list[P
 
     import vlhmm
     from vlhmm.data import Vocabulary
-    from vlhmm.errors import CheckpointError, ConfigError
-    from vlhmm.evaluation.mixture import check_vocabularies, is_mixture, read_mixture
+    from vlhmm.data.checked import kind_of_run
+    from vlhmm.evaluation.mixture import KIND, check_vocabularies, read_mixture
 
     folders: list[tuple[str, Path]] = []
     for run_folder in runs:
@@ -123,7 +103,7 @@ def opened(runs: list[str], memory: int | None, device: str, out: Any) -> list[P
             raise CheckpointError(f"{run_folder} does not exist; expected a run of vlhmm train or vlhmm baseline")
         if Path(run_folder).is_file():
             raise CheckpointError(f"{run_folder} is a file; vlhmm mix keeps copies of run folders, expected one")
-        if is_mixture(run_folder):
+        if kind_of_run(run_folder) == KIND:
             folders += [(part.source, part.folder) for part in read_mixture(run_folder).components]
         else:
             folders.append((run_folder, Path(run_folder)))

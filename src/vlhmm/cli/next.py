@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
+from vlhmm.cli.common import log_to
 from vlhmm.cli.numbers import count
 from vlhmm.cli.options import (
     LogBase,
     ResultWriter,
     add_log_base,
+    add_query_options,
     load_model,
     log_oov,
-    log_to,
     on_line,
-    query_parser,
     texts_of,
 )
-from vlhmm.errors import VlhmmError
 
+DESCRIPTION = "Compute the exact distribution of the word after a context."
 EPILOG = """\
 CONTEXT holds the words since the start of the sentence (default: none). - reads contexts from standard input, one per
 line. The distribution covers the whole vocabulary and <eos>, and sums to one; --top-k only limits what is printed.
@@ -30,20 +29,12 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = query_parser(
-        subparsers,
-        "next",
-        "exact distribution of the next word",
-        "Compute the exact distribution of the word after a context.",
-        EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
+    add_query_options(parser)
     parser.add_argument("context", metavar="CONTEXT", nargs="?", default="", help="words, or - for standard input")
     parser.add_argument("--top-k", type=count(), default=10, metavar="K", help="words to print, 0 for all (default: 10)")
     add_log_base(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,11 +47,9 @@ def run(args: argparse.Namespace) -> int:
     with ResultWriter(args.format, single=not several) as answer:
         for number, words in texts_of(args.context, model.vocabulary.split):
             log_oov(log, model.vocabulary, words)
-            try:
+            with on_line(number, several):
                 found = next_distribution(model, words)
                 best = found.top(args.top_k or None)
-            except VlhmmError as error:
-                raise on_line(number, several, error) from None
             record = {
                 "context": model.vocabulary.join(words),
                 "rule": model.rule,

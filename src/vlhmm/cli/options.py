@@ -6,27 +6,27 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from operator import and_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vlhmm.cli.common import add_format, add_machine_options, log_to, setup, verb_parser
+from vlhmm.cli.common import add_format, add_machine_options, setup
 from vlhmm.config import to_json
-from vlhmm.errors import ConfigError, DataError, QueryError, VlhmmError
+from vlhmm.errors import ConfigError, DataError, VlhmmError
 from vlhmm.limits import word_range
+
+if TYPE_CHECKING:
+    from vlhmm.queries.prefix import Prefix
 
 LOG_BASES = {"e": 1.0, "2": math.log(2), "10": math.log(10)}
 
 
-def query_parser(
-    subparsers: Any, name: str, help: str, description: str, epilog: str, *formats: str
-) -> argparse.ArgumentParser:
-    """Add the parser of a query verb, with RUN, --format and the machine options."""
-    parser = verb_parser(subparsers, name, help, description, epilog)
+def add_query_options(parser: argparse.ArgumentParser, *formats: str) -> None:
+    """Add RUN, --format and the machine options."""
     parser.add_argument("run_folder", metavar="RUN", help="run folder of a trained model")
     add_format(parser, *(formats or ("text", "json", "jsonl")))
     add_machine_options(parser)
-    return parser
 
 
 def add_log_base(parser: argparse.ArgumentParser) -> None:
@@ -111,9 +111,27 @@ def texts_of(argument: str | None, split: Callable[[str], list[str]] = str.split
             raise DataError(f"standard input, line {number}: not UTF-8; convert the text to UTF-8") from None
 
 
-def on_line(number: int, several: bool, error: VlhmmError) -> VlhmmError:
-    """Return the error with the line number in front."""
-    return type(error)(f"line {number}: {error}") if several else error
+def lines_of(model: Any, file: str) -> Iterator[tuple[int, list[str], Prefix | None]]:
+    """Yield (line number, words, the prefix before the line) of a file; under the rule "reset" there is no prefix."""
+    from vlhmm.data.text import read_lines
+    from vlhmm.queries.prefix import begin
+
+    before = begin(model) if model.rule == "carry" else None
+    for number, words in enumerate(read_lines(file, model.vocabulary.split), start=1):
+        yield number, words, before
+        if before is not None:
+            before = before.read_line(words)
+
+
+@contextmanager
+def on_line(number: int, several: bool = True) -> Iterator[None]:
+    """Put the line number in front of an error, where there are several lines."""
+    try:
+        yield
+    except VlhmmError as error:
+        if not several:
+            raise
+        raise type(error)(f"line {number}: {error}") from None
 
 
 def log_oov(log: Callable[[str], None], vocabulary: Any, words: Sequence[str]) -> None:
@@ -168,20 +186,3 @@ class ResultWriter:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if self.kind == "json" and not self.single and error is None:
             print("[]" if self.count == 0 else "]")
-
-
-__all__ = [
-    "ResultWriter",
-    "LogBase",
-    "QueryError",
-    "add_constraint_options",
-    "add_log_base",
-    "constraint_of",
-    "load_model",
-    "memory_of",
-    "log_oov",
-    "log_to",
-    "on_line",
-    "query_parser",
-    "texts_of",
-]

@@ -7,11 +7,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from vlhmm.cli.common import add_format, add_vocabulary_limits, log_to, verb_parser
+from vlhmm.cli.common import add_format, add_vocabulary_limits, log_to, terminal_bar
 from vlhmm.cli.numbers import tokens
 
+DESCRIPTION = "Write texts as shards of ids with checksums."
 EPILOG = """\
 TEXT is a text file with one sentence per line and words separated by blanks (UTF-8, also .gz or .zst), or - for
 standard input. Several files are read as one text, in the order given.
@@ -28,15 +28,8 @@ in docs/prepared.md. Memory use does not grow with the text.
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = verb_parser(
-        subparsers,
-        "prepare",
-        "write texts as memory-mapped ids, for texts larger than memory",
-        "Write texts as shards of ids with checksums.",
-        EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
     parser.add_argument("texts", metavar="TEXT", nargs="+", help="a text file, or - for standard input")
     parser.add_argument("--out", metavar="DIR", required=True, help="folder to write")
     parser.add_argument("--vocab", metavar="FILE", help="use this vocabulary, one word per line")
@@ -59,8 +52,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     add_format(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress and no messages")
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -108,11 +99,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[str, int, int], None] | None]:
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with terminal_bar("TimeElapsedColumn") as bar:
         task = bar.add_task("reading", total=None)
 
         def draw(stage: str, done: int, total: int) -> None:

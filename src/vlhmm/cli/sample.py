@@ -6,20 +6,22 @@ import argparse
 import math
 from typing import Any
 
+from vlhmm.cli.common import log_to
 from vlhmm.cli.numbers import count, real
 from vlhmm.cli.options import (
     LogBase,
     ResultWriter,
     add_constraint_options,
     add_log_base,
+    add_query_options,
     constraint_of,
     load_model,
     log_oov,
-    log_to,
     memory_of,
-    query_parser,
 )
+from vlhmm.errors import ConfigError
 
+DESCRIPTION = "Draw texts from the model."
 EPILOG = """\
 Every text is drawn from the model's distribution, up to its <eos> or to --max-tokens words. --temperature, --top-k and
 --top-p change that distribution; the samples are then marked as not exact. Samples under constraints are exact: they
@@ -35,11 +37,9 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = query_parser(
-        subparsers, "sample", "exact samples, with or without a prompt", "Draw texts from the model.", EPILOG
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
+    add_query_options(parser)
     parser.add_argument("--prompt", default="", metavar="WORDS", help="words that every text begins with")
     parser.add_argument("-n", type=count(1), default=1, metavar="N", help="number of texts (default: 1)")
     parser.add_argument(
@@ -56,13 +56,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--scores", action="store_true", help="print each text's log-probability given the prompt and the constraint")
     add_constraint_options(parser)
     add_log_base(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Draw the texts; return 0."""
-    from vlhmm.errors import ConfigError
     from vlhmm.queries.left_to_right import has_hidden_states, sample, without_states
     from vlhmm.queries.sample import constrained
 

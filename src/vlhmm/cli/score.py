@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from vlhmm.cli.options import LogBase, ResultWriter, add_log_base, load_model, log_to, query_parser
+from vlhmm.cli.common import log_to
+from vlhmm.cli.options import LogBase, ResultWriter, add_log_base, add_query_options, load_model
 
+DESCRIPTION = "Compute the log-probability of every sentence or token of a text."
 EPILOG = """\
 FILE is a text file with one sentence per line (also .gz); by default, standard input. Lines are answered one by one,
 and memory use does not grow with the text. A line's score includes the <eos> after it. Under the context rule reset,
@@ -21,20 +23,12 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = query_parser(
-        subparsers,
-        "score",
-        "log-probability of sentences or tokens",
-        "Compute the log-probability of every sentence or token of a text.",
-        EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
+    add_query_options(parser)
     parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="text file (default: standard input)")
     parser.add_argument("--per", choices=("sentence", "token"), default="sentence", help="unit of the output (default: sentence)")
     add_log_base(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

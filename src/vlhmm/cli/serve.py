@@ -15,11 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vlhmm.cli.common import add_machine_options, log_to, setup, verb_parser
+from vlhmm.cli.common import add_machine_options, log_to, setup
 from vlhmm.cli.numbers import count, real
 from vlhmm.errors import ConfigError
 from vlhmm.limits import shortened
 
+DESCRIPTION = "Serve a trained model over HTTP."
 EPILOG = """\
 The API is OpenAI's completions API with exact answers. OpenAI clients and lm-evaluation-harness work with it.
 docs/serving.md lists all routes, GET /openapi.json is their machine-readable description, and / is a web page.
@@ -37,14 +38,9 @@ The server listens on 127.0.0.1 only. With --host 0.0.0.0, every machine that ca
 _BACKLOG = 512
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = verb_parser(
-        subparsers, "serve", "serve a model over HTTP with OpenAI's API", "Serve a trained model over HTTP.", EPILOG
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
     add_server_options(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:

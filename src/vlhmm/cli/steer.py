@@ -8,11 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vlhmm.cli.common import add_format, add_machine_options, log_to, setup, token_progress, verb_parser
+from vlhmm.cli.common import add_format, add_machine_options, log_to, setup, token_progress
 from vlhmm.cli.numbers import count, real
-from vlhmm.errors import ConfigError, DataError
+from vlhmm.errors import ConfigError, DataError, QueryError
 from vlhmm.limits import MAX_NEW_TOKENS, word_range
 
+DESCRIPTION = "Generate texts with a language model under hard constraints, guided by an HMM distilled from it."
 EPILOG = """\
 RUN is an HMM over the language model's tokens: a run of vlhmm distill, or a folder of Ctrl-G or TRACE. LLM is a folder
 written by save_pretrained, a .gguf file, or a name on the Hugging Face hub. pip install 'vlhmm[llm]'
@@ -32,15 +33,8 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = verb_parser(
-        subparsers,
-        "steer",
-        "generate text with a language model under hard constraints",
-        "Generate texts with a language model under hard constraints, guided by an HMM distilled from it.",
-        EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
     parser.add_argument("run_folder", metavar="RUN", help="an HMM over the language model's tokens")
     parser.add_argument("--llm", metavar="LLM", required=True, help="language model")
     parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="prompt; repeatable")
@@ -79,8 +73,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     drawing.add_argument("--read-prompt", action="store_true", help="let the HMM read the prompt too, if it was trained on whole texts")
     add_format(parser, "text", "json", "jsonl")
     add_machine_options(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -199,7 +191,6 @@ def load_hmm(folder: str, memory: int) -> Any:
 
 def check_budget(model: Any, constraint: Any, max_new_tokens: int) -> None:
     """Refuse a constraint that no text within the budget meets, using the run's own tokenizer if it has one."""
-    from vlhmm.errors import QueryError
     from vlhmm.steering.token_automaton import token_automaton
 
     if constraint.automaton.empty:

@@ -7,9 +7,19 @@ import heapq
 from typing import Any
 
 from vlhmm.cli.numbers import count
-from vlhmm.cli.options import LogBase, ResultWriter, add_log_base, load_model, memory_of, on_line, query_parser
-from vlhmm.errors import VlhmmError
+from vlhmm.cli.options import (
+    LogBase,
+    ResultWriter,
+    add_log_base,
+    add_query_options,
+    lines_of,
+    load_model,
+    memory_of,
+    on_line,
+)
+from vlhmm.errors import ConfigError
 
+DESCRIPTION = "List the words of a text that the model expects least, given all other words of the sentence."
 EPILOG = """\
 FILE is a text file with one sentence per line; by default, standard input. For every word, p(word | all other words of
 its sentence, its end) is computed exactly. <eos> is not among the alternatives, so the probabilities of all other words
@@ -23,15 +33,9 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = query_parser(
-        subparsers,
-        "surprisal",
-        "least expected words of a text, given both sides",
-        "List the words of a text that the model expects least, given all other words of the sentence.",
-        EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
+    add_query_options(parser)
     parser.add_argument("file", metavar="FILE", nargs="?", default="-", help="text file (default: standard input)")
     parser.add_argument(
         "--worst", type=count(), default=20, metavar="N", help="list N words of the whole text (default: 20)"
@@ -39,15 +43,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--each", type=count(), metavar="N", help="list N words of every sentence instead")
     parser.add_argument("--top-k", type=count(), default=5, metavar="K", help="expected words to print (default: 5)")
     add_log_base(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """List the words; return 0."""
-    from vlhmm.data.text import read_lines
-    from vlhmm.errors import ConfigError
-    from vlhmm.queries.prefix import begin
     from vlhmm.queries.word_posterior import surprisal
 
     for name, value in (("--worst", args.worst), ("--each", args.each), ("--top-k", args.top_k)):
@@ -55,16 +54,11 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{name} {value}: expected at least 1")
     model = load_model(args)
     logs = LogBase(args)
-    before = begin(model) if model.rule == "carry" else None
     worst: list[tuple[float, int, int, Any]] = []  # a heap whose top is the most expected of those kept
     with ResultWriter(args.format) as answer:
-        for number, words in enumerate(read_lines(args.file, model.vocabulary.split), start=1):
-            try:
+        for number, words, before in lines_of(model, args.file):
+            with on_line(number):
                 found = surprisal(model, words, args.top_k, memory=memory_of(args), before=before) if words else []
-            except VlhmmError as error:
-                raise on_line(number, True, error) from None
-            if before is not None:
-                before = before.read_line(words)
             if args.each is not None:
                 for surprise in found[: args.each]:
                     _print(number, surprise, logs, answer)

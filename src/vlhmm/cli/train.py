@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,10 +23,12 @@ from vlhmm.cli.common import (
     log_to,
     print_settings,
     setup,
-    verb_parser,
+    terminal_bar,
 )
 from vlhmm.cli.numbers import duration
+from vlhmm.errors import ConfigError
 
+DESCRIPTION = "Train a very large HMM. The model with the best validation perplexity is kept."
 EPILOG = """\
 TRAIN is a text file with one sentence per line and words separated by blanks (UTF-8, also .gz or .zst), - for
 standard input, a folder written by vlhmm prepare (for a text larger than memory; set training.em_tokens), or a corpus
@@ -59,15 +62,9 @@ presets (vlhmm train --list-presets prints their settings):
 GUIDE_WEIGHT = 1.0  # of --guide, unless distillation.weight is set
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = verb_parser(
-        subparsers,
-        "train",
-        "train a model on any whitespace-tokenized text",
-        "Train a very large HMM. The model with the best validation perplexity is kept.",
-        EPILOG + presets_help(),
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
+    parser.epilog = EPILOG + presets_help()
     parser.add_argument("train", metavar="TRAIN", nargs="?", help=TRAIN)
     parser.add_argument("--valid", metavar="FILE", help="validation text; a corpus has its own")
     parser.add_argument(
@@ -115,8 +112,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--list-presets", action="store_true", help="print all presets with their settings as JSON, and exit")
     add_format(parser)
     add_machine_options(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def presets_help() -> str:
@@ -127,10 +122,9 @@ def presets_help() -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Train; return 0 if the run is finished or its time is up, 130 after an interrupt with a checkpoint."""
-    from vlhmm.config import override, to_dict
-    from vlhmm.errors import ConfigError
+    from vlhmm.config import to_dict
     from vlhmm.training.config import RunConfig
-    from vlhmm.training.presets import PRESETS, preset
+    from vlhmm.training.presets import PRESETS
 
     if args.list_settings:
         print_settings(RunConfig)
@@ -143,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.out and not args.dry_run:
         raise ConfigError("--out is missing: the folder for the run, e.g. --out runs/first")
     mixture = mixture_folder(args)
-    config = configured(args, override, preset)  # refused before anything is read
+    config = configured(args)  # refused before anything is read
     device = setup(args)
     from vlhmm.data.corpora import read_text
     from vlhmm.training import trainer
@@ -201,7 +195,7 @@ def run(args: argparse.Namespace) -> int:
         "stopped_by": result.stopped_by,
         "step": result.step,
         "total_steps": result.total_steps,
-        "best_valid": finite(result.best_valid),
+        "best_valid": result.best_valid if math.isfinite(result.best_valid) else None,
         "calibrated": result.calibrated,
         "context": config.training.evaluation_context,
         "parameters": result.num_parameters,
@@ -215,17 +209,12 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         print(json.dumps(summary))
     else:
-        state = (
-            "finished"
-            if result.finished
-            else f"stopped by {result.stopped_by} at step {result.step} of {result.total_steps}"
-        )
-        best = (
-            f"best valid perplexity {result.best_valid:.2f} (context {config.training.evaluation_context}"
-            f"{', calibrated' if result.calibrated else ''})"
-            if summary["best_valid"]
-            else "not validated yet"
-        )
+        state, best = "finished", "not validated yet"
+        if not result.finished:
+            state = f"stopped by {result.stopped_by} at step {result.step} of {result.total_steps}"
+        if summary["best_valid"]:
+            how = f"context {summary['context']}{', calibrated' if result.calibrated else ''}"
+            best = f"best valid perplexity {result.best_valid:.2f} ({how})"
         print(f"{args.out}: {state}; {best}; {result.num_parameters:,} parameters; {clock(result.seconds)}")
         if "mixture" in summary:
             from vlhmm.cli.mix import described
@@ -237,8 +226,6 @@ def run(args: argparse.Namespace) -> int:
 def mixture_folder(args: argparse.Namespace) -> str | None:
     """Return the folder of the mixture of --mix, or None. A bad one is refused before anything is trained."""
     from pathlib import Path
-
-    from vlhmm.errors import ConfigError
 
     if not args.mix:
         if args.mix_out:
@@ -288,7 +275,6 @@ def given_vocabulary(args: argparse.Namespace) -> Any:
     """Return the vocabulary of --vocab or --tokenizer, or None to learn one from the text."""
     from vlhmm.data import Vocabulary
     from vlhmm.data.tokenizer import TokenVocabulary
-    from vlhmm.errors import ConfigError
 
     if args.end_of_text and not args.tokenizer:
         raise ConfigError("--end-of-text names a token of --tokenizer; give both")
@@ -299,10 +285,6 @@ def given_vocabulary(args: argparse.Namespace) -> Any:
         if given:
             raise ConfigError(f"--tokenizer does not go with {option}; drop one")
     return TokenVocabulary.read(args.tokenizer, args.end_of_text)
-
-
-def finite(value: float) -> float | None:
-    return value if value < float("inf") else None
 
 
 def named_settings(args: argparse.Namespace) -> list[str]:
@@ -321,12 +303,14 @@ def named_settings(args: argparse.Namespace) -> list[str]:
     return [f"training.seed={args.seed}", *changes, *args.set]
 
 
-def configured(args: argparse.Namespace, override: Callable, preset: Callable) -> Any:
+def configured(args: argparse.Namespace) -> Any:
     """Return the preset with every option of the command line applied."""
+    from vlhmm.config import override
+    from vlhmm.training.defaults import configure
+    from vlhmm.training.presets import preset
+
     changes = named_settings(args)
     if args.preset == "default":  # only checked here: the settings are chosen later, by the size of the text
-        from vlhmm.training.defaults import configure
-
         return configure(changes, num_tokens=10**6, vocab_size=10**4).config
     # several settings may only fit each other together, so they are applied at once
     return override(preset(args.preset), changes)
@@ -340,9 +324,9 @@ def chosen_for(args: argparse.Namespace, corpus: Any, config: Any, log: Callable
         stored = stored_settings(args.out, named_settings(args))
         if stored is not None:  # an interrupted run resumes with its own settings
             return stored
-        configured = configure_for(named_settings(args), corpus)
-        config = configured.config
-        for choice in configured.choices:
+        chosen = configure_for(named_settings(args), corpus)
+        config = chosen.config
+        for choice in chosen.choices:
             log(f"  {choice}")
     for warning in warnings_for(corpus.train.num_tokens, config.model.num_states):
         log(f"warning: {warning}")
@@ -354,7 +338,6 @@ def given_teacher(args: argparse.Namespace, config: Any, corpus: Any) -> Any:
     if not args.guide:
         return None
     from vlhmm.baselines import load_baseline
-    from vlhmm.errors import ConfigError
 
     model = load_baseline(args.guide)
     if not hasattr(model, "vectors_after"):
@@ -372,8 +355,7 @@ def given_blocks(args: argparse.Namespace, config: Any, corpus: Any) -> Any:
     """Return the blocks of --paths, or None to compute them."""
     if not args.paths:
         return None
-    from vlhmm.clustering import read_paths
-    from vlhmm.errors import ConfigError
+    from vlhmm.clustering.paths import read_paths
     from vlhmm.training.make_blocks import partition
 
     if config.model.constraint != "brown":
@@ -420,10 +402,7 @@ def shown_progress(quiet: bool, config: Any) -> Iterator[Callable[[Any], None] |
     if not sys.stderr.isatty():
         yield lambda status: print(line(status), file=sys.stderr, flush=True) if status.checked else None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    with Progress(TextColumn("{task.description}"), BarColumn(20), console=Console(stderr=True), transient=True) as bar:
+    with terminal_bar(width=20) as bar:
         task = bar.add_task("training")
 
         def draw(status: Any) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
+from vlhmm.cli.common import log_to
 from vlhmm.cli.numbers import count
-from vlhmm.cli.options import ResultWriter, load_model, log_to, query_parser
+from vlhmm.cli.options import ResultWriter, add_query_options, load_model
 
+DESCRIPTION = "Check on a trained model that its answers are exact."
 EPILOG = """\
 First, the files of the run are compared with manifest.json. Each check then computes one number in two ways that share
 as little code as possible, on texts drawn from the model: next-word probabilities sum to one; the chain rule gives the
@@ -22,20 +23,10 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Add the parser of this verb."""
-    parser = query_parser(
-        subparsers,
-        "verify",
-        "check that the answers of a trained model are exact",
-        "Check on a trained model that its answers are exact.",
-        EPILOG,
-        "text",
-        "json",
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this verb."""
+    add_query_options(parser, "text", "json")
     parser.add_argument("--texts", type=count(1, 10_000), default=3, metavar="N", help="number of texts to check on (default: 3)")
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

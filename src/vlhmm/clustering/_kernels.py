@@ -203,13 +203,7 @@ def _place(table, window, members, bigrams, rank, word, slot, total, slots):
     pairs, first, second, gain = window.pairs, window.first, window.second, window.gain
     rest = gain.shape[0]
     found = _neighbours(
-        word,
-        bigrams.before_start,
-        bigrams.before_word,
-        bigrams.before_count,
-        members.slot_of_word,
-        total,
-        slots,
+        word, bigrams.before_start, bigrams.before_word, bigrams.before_count, members.slot_of_word, total, slots
     )
     for q in range(found):
         k = slots[q]
@@ -331,22 +325,10 @@ def exchange_words(table, bigrams, order, class_of_word, pairs, transposed, firs
         if sizes[home] == 1:
             continue
         num_before = _neighbours(
-            word,
-            bigrams.before_start,
-            bigrams.before_word,
-            bigrams.before_count,
-            class_of_word,
-            before,
-            before_slots,
+            word, bigrams.before_start, bigrams.before_word, bigrams.before_count, class_of_word, before, before_slots
         )
         num_after = _neighbours(
-            word,
-            bigrams.after_start,
-            bigrams.after_word,
-            bigrams.after_count,
-            class_of_word,
-            after,
-            after_slots,
+            word, bigrams.after_start, bigrams.after_word, bigrams.after_count, class_of_word, after, after_slots
         )
         twice, a, b = bigrams.twice_count[word], bigrams.first_count[word], bigrams.second_count[word]
         for q in range(num_before):

@@ -226,19 +226,6 @@ class Blocks:
             raise DataError(f"{path}: {error}") from None
 
 
-def share_states(num_states: int, num_blocks: int) -> int:
-    """Return K = num_states / num_blocks. Raise a ConfigError if it is not a whole number."""
-    _positive(num_states=num_states, num_blocks=num_blocks)
-    if num_states % num_blocks:
-        lower = num_states - num_states % num_blocks
-        remedy = f"{lower} or {lower + num_blocks}" if lower else f"{num_blocks}"
-        raise ConfigError(
-            f"num_states={num_states} is not a multiple of num_blocks={num_blocks}; every block holds "
-            f"equally many states, ask for {remedy}"
-        )
-    return num_states // num_blocks
-
-
 def allocate_states(
     tokens_of_block: Sequence[int] | np.ndarray,
     num_states: int,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vlhmm.clustering._kernels import UNIT, Members, add_words, empty_window, merge_all, xlogx_table
-from vlhmm.clustering.bigrams import Bigrams, count_bigrams
+from vlhmm.clustering.bigrams import Bigrams
 from vlhmm.errors import ConfigError
 
 Progress = Callable[[str, int, int], None]  # (what is done, steps done, steps in all)
@@ -122,38 +122,16 @@ def paths_of_merges(merges: np.ndarray, num_classes: int) -> tuple[str, ...]:
     return tuple(path or "0" for path in paths)
 
 
-def brown_clusters(
-    tokens: np.ndarray, vocab_size: int, num_blocks: int, progress: Progress | None = None
-) -> np.ndarray:
-    """Return block_of_word (V,) of Brown's algorithm alone, blocks numbered by falling token count.
-
-    Words the text does not hold go where `place_unseen` says.
-    """
-    bigrams = count_bigrams(tokens, vocab_size)
-    return number_blocks(merge_words(bigrams, num_blocks, progress).block_of_word, bigrams.word_count, num_blocks)
-
-
-def number_blocks(
-    block_of_word: np.ndarray,
-    word_count: np.ndarray,
-    num_blocks: int,
-    tie_break: tuple[str, ...] | None = None,
-) -> np.ndarray:
-    """Return block_of_word with blocks renumbered by falling token count, and unseen words (block -1) placed.
-
-    Blocks of equal count come in the order of `tie_break` (their paths), or of their first words.
-    """
+def number_blocks(block_of_word: np.ndarray, word_count: np.ndarray, num_blocks: int) -> np.ndarray:
+    """Place unseen words, and number the blocks by falling token count, ties by their first words."""
     placed = place_unseen(block_of_word, word_count, num_blocks)
     new_of_old = np.empty(num_blocks, dtype=np.int64)
-    new_of_old[block_order(placed, word_count, num_blocks, tie_break)] = np.arange(num_blocks)
+    new_of_old[block_order(placed, word_count, num_blocks)] = np.arange(num_blocks)
     return new_of_old[placed]
 
 
 def block_order(
-    block_of_word: np.ndarray,
-    word_count: np.ndarray,
-    num_blocks: int,
-    tie_break: tuple[str, ...] | None = None,
+    block_of_word: np.ndarray, word_count: np.ndarray, num_blocks: int, tie_break: tuple[str, ...] | None = None
 ) -> np.ndarray:
     """Return block ids by falling token count; ties by `tie_break`, or by the block's first word."""
     tokens = np.bincount(block_of_word, weights=word_count, minlength=num_blocks)

@@ -1,4 +1,4 @@
-"""State dropout: draw which states of every block a step keeps. The result indexes a smaller model.
+"""State dropout: draw which states of every block are kept in a step. The result indexes a smaller model.
 
 The paper draws (1-λ)K states of each block without replacement. The states with the largest of independent Gumbel
 draws are such a sample. Models whose words share states drop columns of the transition matrix instead.
@@ -8,13 +8,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from vlhmm.errors import ConfigError
-
 
 def num_kept(states_per_block: int, dropout: float) -> int:
     """Return the number of states kept, (1-λ)K rounded, at least one."""
-    if not 0 <= dropout < 1:
-        raise ConfigError(f"state_dropout={dropout} must lie in [0, 1): 1 would keep no state")
     return max(1, round((1 - dropout) * states_per_block))
 
 

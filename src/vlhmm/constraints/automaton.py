@@ -54,8 +54,7 @@ class Automaton:
 
 
 def over_vocabulary(automaton: DFA, words: Sequence[int], vocab_size: int, eos: int) -> Automaton:
-    """Return the automaton over a vocabulary: symbol i of `automaton` is words[i], its last symbol every other
-    word."""
+    """Return the automaton over a vocabulary: symbol i of `automaton` is words[i], its last symbol any other word."""
     symbol = np.full(vocab_size, automaton.num_symbols - 1, dtype=np.int64)
     symbol[np.asarray(words, dtype=np.int64)] = np.arange(len(words))
     # Words whose columns are equal make one class, the <eos> apart.

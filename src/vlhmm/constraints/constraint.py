@@ -7,6 +7,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 
 import numpy as np
 
@@ -31,10 +33,10 @@ class Constraint:
     """
 
     def __and__(self, other: "Constraint") -> "Constraint":
-        return Both(self, other)
+        return Pair(self, other, both=True)
 
     def __or__(self, other: "Constraint") -> "Constraint":
-        return OneOf(self, other)
+        return Pair(self, other, both=False)
 
     def __invert__(self) -> "Constraint":
         return Not(self)
@@ -49,29 +51,19 @@ class Constraint:
 
 
 @dataclass(frozen=True)
-class Both(Constraint):
+class Pair(Constraint):
+    """Texts that satisfy both constraints, or at least one of them."""
+
     left: Constraint
     right: Constraint
+    both: bool
 
     def words(self) -> set[str]:
         return self.left.words() | self.right.words()
 
     def dfa(self, symbol_of_word: dict[str, int], num_symbols: int, max_states: int) -> DFA:
         left, right = (part.dfa(symbol_of_word, num_symbols, max_states) for part in (self.left, self.right))
-        return product(left, right, True, max_states)
-
-
-@dataclass(frozen=True)
-class OneOf(Constraint):
-    left: Constraint
-    right: Constraint
-
-    def words(self) -> set[str]:
-        return self.left.words() | self.right.words()
-
-    def dfa(self, symbol_of_word: dict[str, int], num_symbols: int, max_states: int) -> DFA:
-        left, right = (part.dfa(symbol_of_word, num_symbols, max_states) for part in (self.left, self.right))
-        return product(left, right, False, max_states)
+        return product(left, right, self.both, max_states)
 
 
 @dataclass(frozen=True)
@@ -181,10 +173,7 @@ def must_contain(*phrases: str | Sequence[str], in_order: bool = False) -> Const
     parts = tuple(_phrase(phrase) for phrase in phrases)
     if in_order:
         return Contains(parts)
-    constraint: Constraint = Contains(parts[:1])
-    for part in parts[1:]:
-        constraint = constraint & Contains((part,))
-    return constraint
+    return reduce(and_, (Contains((part,)) for part in parts))
 
 
 def must_not(*phrases: str | Sequence[str]) -> Constraint:
@@ -205,10 +194,7 @@ def must_not(*phrases: str | Sequence[str]) -> Constraint:
     """
     if not phrases:
         raise QueryError("must_not needs at least one word or phrase")
-    constraint: Constraint = ~Contains((_phrase(phrases[0]),))
-    for phrase in phrases[1:]:
-        constraint = constraint & ~Contains((_phrase(phrase),))
-    return constraint
+    return reduce(and_, (~Contains((_phrase(phrase),)) for phrase in phrases))
 
 
 def length(low: int, high: int | None = None) -> Constraint:

@@ -60,8 +60,7 @@ def explore(
     num_symbols: int,
     max_states: int = MAX_STATES,
 ) -> DFA:
-    """Return the DFA whose states are what `step` reaches from `initial`; a QueryError beyond `max_states` of
-    them."""
+    """Return the DFA whose states are what `step` reaches from `initial`; refuse more than `max_states` of them."""
     check_size(1, num_symbols, max_states)
     index = {initial: 0}
     order, rows = [initial], []

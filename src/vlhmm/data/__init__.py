@@ -2,7 +2,7 @@
 
 from vlhmm.data.corpora import CORPORA, Corpus, corpus_path, load_corpus, load_texts
 from vlhmm.data.sotu import tokenize
-from vlhmm.data.text import Text, count_words, encode, learn, read_lines
+from vlhmm.data.text import Text, encode, learn, read_lines
 from vlhmm.data.vocabulary import EOS, UNK, Vocabulary
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "Text",
     "Vocabulary",
     "corpus_path",
-    "count_words",
     "encode",
     "learn",
     "load_corpus",

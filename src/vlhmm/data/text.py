@@ -126,18 +126,6 @@ def write_text(path: str | Path, text: Text, vocabulary: Vocabulary) -> None:
 _LITERAL_EOS = f"literal {EOS} in the text, expected none, as the reader adds one per line; remove or rename it"
 
 
-def count_words(lines: Iterable[list[str]]) -> Counter[str]:
-    """Return how often each word occurs, and <eos> once a line."""
-    counts: Counter[str] = Counter()
-    num_lines = 0
-    for words in lines:
-        counts.update(words)
-        num_lines += 1
-    if num_lines:
-        counts[EOS] += num_lines
-    return counts
-
-
 def encode(lines: Iterable[list[str]], vocabulary: Vocabulary) -> Text:
     """Return `lines` as ids, <eos> after each; words beyond the vocabulary become <unk> and are counted as OOV."""
     get, unk = vocabulary.id_of.get, vocabulary.unk

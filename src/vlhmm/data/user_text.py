@@ -13,15 +13,12 @@ from vlhmm.limits import shortened
 
 Seed = int | np.random.Generator | torch.Generator
 
+
 class Words(NamedTuple):
     """Words as written, and their ids; a word beyond the vocabulary has the id of <unk>."""
 
     words: list[str]
     ids: list[int]
-
-    def num_oov(self, vocabulary: Vocabulary) -> int:
-        """Return how many words the vocabulary does not hold."""
-        return sum(word not in vocabulary for word in self.words)
 
 
 def encode_words(vocabulary: Vocabulary, text: str | Sequence[str]) -> Words:
@@ -46,13 +43,13 @@ def known_word(vocabulary: Vocabulary, word: str) -> int:
     return found
 
 
-def nearest_words(vocabulary: Vocabulary, word: str, count: int = 3) -> list[str]:
-    """Return the words most like `word`, its lowercase form first."""
+def nearest_words(vocabulary: Vocabulary, word: str) -> list[str]:
+    """Return three words most like `word`, its lowercase form first."""
     lower = [word.lower()] if word.lower() in vocabulary else []
     if len(word) > 100:
         return lower
     alike = (known for known in vocabulary.words if abs(len(known) - len(word)) < 3)
-    return list(dict.fromkeys([*lower, *difflib.get_close_matches(word, alike, n=count)]))[:count]
+    return list(dict.fromkeys([*lower, *difflib.get_close_matches(word, alike, n=3)]))[:3]
 
 
 def memory_check(what: str, num_bytes: float, budget: float, remedy: str, option: bool = True) -> None:

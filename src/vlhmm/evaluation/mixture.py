@@ -29,9 +29,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlhmm.data.atomic_io import replace_atomically
+from vlhmm.data.atomic_io import replace_atomically, sha256_of
 from vlhmm.data.checked import check_keys, number_in, read_object, text_in
-from vlhmm.data.manifest import confined, write_listed
+from vlhmm.data.manifest import write_listed
 from vlhmm.data.text import Text
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, DataError
@@ -252,7 +252,7 @@ def write_mixture(
     entries: list[dict[str, Any]] = []
     for run, weight, source in zip(runs, weights, sources or [str(run) for run in runs], strict=True):
         files = [path for path in sorted(Path(run).iterdir()) if path.is_file() and _is_copied(path.name)]
-        digests = {path.name: _digest(path) for path in files}
+        digests = {path.name: sha256_of(path) for path in files}
         name = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()[:16]
         for path in files:
             _copy(path, folder / "components" / name / path.name, digests[path.name])
@@ -321,7 +321,7 @@ def read_mixture(folder: str | Path) -> StoredMixture:
             part = component / file
             if Path(file).name != file or "\0" in file or not part.resolve().is_relative_to(folder.resolve()):
                 raise CheckpointError(f"{path} names a file outside its folder: {file!r}; make it again with vlhmm mix")
-            if not part.is_file() or _digest(part) != digest:
+            if not part.is_file() or sha256_of(part) != digest:
                 raise CheckpointError(
                     f"{part} is missing or differs from the file that was mixed; restore it, or make it again with vlhmm mix"
                 )
@@ -329,25 +329,12 @@ def read_mixture(folder: str | Path) -> StoredMixture:
     return StoredMixture(rule, components)
 
 
-def is_mixture(folder: str | Path) -> bool:
-    """Return whether a folder says that it holds a mixture."""
-    try:
-        return bool(json.loads(confined(Path(folder), "config.json").read_bytes())["kind"] == KIND)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return False
-
-
 def _is_copied(name: str) -> bool:
     return name not in _NOT_COPIED and not name.startswith(".")
 
 
-def _digest(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def _copy(source: Path, target: Path, digest: str | None) -> None:
-    if digest is not None and target.is_file() and _digest(target) == digest:
+    if digest is not None and target.is_file() and sha256_of(target) == digest:
         return
     try:
         with replace_atomically(target) as temporary:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vlhmm.inference import log_space, low_rank_torch, torch_backend
 from vlhmm.inference.low_rank_torch import ChannelCounts, ChannelPotentials
-from vlhmm.inference.types import Chain, Counts, Forward, Posteriors, Potentials
+from vlhmm.inference.types import Chain, Counts, Forward, Potentials
 from vlhmm.inference.viterbi import sample_posterior, viterbi
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "ChannelPotentials",
     "Counts",
     "Forward",
-    "Posteriors",
     "Potentials",
     "add_expected_counts",
     "forward",
@@ -41,7 +40,7 @@ def use_kernels(table: Tensor) -> bool:
 
 
 def by_kernels(potentials: Potentials) -> bool:
-    """Return whether the kernels are the fast way: not where one tile serves all edges, which is one product a step."""
+    """Return whether the kernels are the fast way: not where one tile serves all edges, which is one product per step."""
     return use_kernels(potentials.emission) and len(potentials.tiles) != 1
 
 
@@ -56,24 +55,16 @@ def forward(
     return torch_backend.forward(potentials, chain, carry)
 
 
-def posteriors(potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch slot"] | None = None) -> Posteriors:
-    """Return smoothed posteriors p(z_t | x) and p(z_t-1, z_t | x); the latter takes O(B T K^2) memory."""
+def posteriors(
+    potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch slot"] | None = None
+) -> Float[Tensor, "batch time slot"]:
+    """Return smoothed posteriors p(z_t | x), zero on padding, in O(T K^2) a sequence."""
     passed = forward(potentials, chain, carry)
     if by_kernels(potentials):
         from vlhmm.inference import numba_backend
 
-        posterior, right = numba_backend.backward(potentials, chain, passed)
-    else:
-        posterior, right = torch_backend.backward(potentials, chain, passed)
-    previous = torch.zeros_like(passed.alpha)
-    previous[:, 1:] = passed.alpha[:, :-1]
-    if carry is not None:
-        previous[:, 0] = carry
-    moves = (chain.live & (chain.edge_of >= 0))[..., None, None]
-    if not len(potentials.tiles):
-        return Posteriors(posterior, torch.zeros(*previous.shape, previous.shape[-1], dtype=previous.dtype))
-    edges = previous[..., None] * potentials.tiles[chain.edge_of.clamp(min=0)] * right[:, :, None, :]
-    return Posteriors(posterior, edges * moves)
+        return numba_backend.backward(potentials, chain, passed)[0]
+    return torch_backend.backward(potentials, chain, passed)[0]
 
 
 def add_expected_counts(

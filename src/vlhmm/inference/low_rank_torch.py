@@ -7,7 +7,7 @@ many pairs of blocks occur. The expected counts of a pair's K x K moves are not 
 variable like any other, and its counts (which state took which channel, which channel led to which state) are sums
 over blocks, not over pairs.
 
-Plain torch here, for every device; on a CPU `channel_kernels` computes the same numbers.
+Plain torch here, for every device; on a CPU `low_rank_numba` computes the same numbers.
 """
 
 from typing import NamedTuple

@@ -66,8 +66,10 @@ def warn_uncached() -> None:
 
 @cache
 def pool(num_threads: int) -> ThreadPoolExecutor:
-    """Return the threads that run kernels. They, and only they, flush denormal numbers to zero: below 1e-38 in float32 a
-    multiplication takes a hundred times as long, and filtered posteriors are full of such states."""
+    """Return the threads that run kernels. They, and only they, flush denormal numbers to zero.
+
+    Below 1e-38 in float32 a multiplication takes a hundred times as long, and filtered posteriors are full of such states.
+    """
     return ThreadPoolExecutor(
         num_threads, thread_name_prefix="vlhmm", initializer=lambda: torch.set_flush_denormal(True)
     )
@@ -82,11 +84,10 @@ def parallel(function: Callable, bounds: np.ndarray, *arguments: Any) -> None:
         future.result()
 
 
-def even_bounds(weights: np.ndarray, parts: int | None = None) -> np.ndarray:
-    """Cut 0..n into ranges of about equal total weight, one a thread."""
-    parts = parts or torch.get_num_threads()
+def even_bounds(weights: np.ndarray) -> np.ndarray:
+    """Cut 0..n into ranges of about equal total weight, one per thread."""
     total = np.concatenate([[0], np.cumsum(weights)])
-    cuts = np.searchsorted(total, np.linspace(0, total[-1], parts + 1)[1:-1])
+    cuts = np.searchsorted(total, np.linspace(0, total[-1], torch.get_num_threads() + 1)[1:-1])
     return np.concatenate([[0], cuts, [len(weights)]])
 
 
@@ -355,20 +356,9 @@ def forward(
         scale[np.arange(shape[1])[None] >= lengths[:, None]] = 1
     held = carry_array(carry, shape[0], emission)
     parallel(
-        forward_rows,
-        even_bounds(lengths),
-        start,
-        emission,
-        widths_of(emission),
-        tiles,
-        start_of,
-        emit_of,
-        edge_of,
-        lengths,
-        held,
-        alpha,
-        scale,
-    )
+        forward_rows, even_bounds(lengths), start, emission, widths_of(emission), tiles,
+        start_of, emit_of, edge_of, lengths, held, alpha, scale,
+    )  # fmt: skip
     with np.errstate(divide="ignore"):
         log_scale = np.log(scale, dtype=np.float64)
     return Forward(torch.from_numpy(alpha), torch.from_numpy(log_scale))
@@ -389,19 +379,9 @@ def backward(
         posterior[beyond] = 0
         right[beyond] = 0
     parallel(
-        backward_rows,
-        even_bounds(lengths),
-        emission,
-        widths_of(emission),
-        tiles,
-        emit_of,
-        edge_of,
-        lengths,
-        alpha,
-        scale,
-        posterior,
-        right,
-    )
+        backward_rows, even_bounds(lengths), emission, widths_of(emission), tiles,
+        emit_of, edge_of, lengths, alpha, scale, posterior, right,
+    )  # fmt: skip
     return torch.from_numpy(posterior), torch.from_numpy(right)
 
 
@@ -420,18 +400,9 @@ def add_edge_sums(
     flat_alpha, flat_right = alpha.numpy().reshape(-1, size), right.numpy().reshape(-1, size)
     held = carry_array(carry, edge_of.shape[0], flat_right)
     parallel(
-        count_edges,
-        even_bounds(occurrences),
-        positions,
-        begin,
-        emit_of.reshape(-1),
-        widths_of(emission.numpy()),
-        flat_alpha,
-        held,
-        time,
-        flat_right,
-        sums.numpy(),
-    )
+        count_edges, even_bounds(occurrences), positions, begin, emit_of.reshape(-1), widths_of(emission.numpy()),
+        flat_alpha, held, time, flat_right, sums.numpy(),
+    )  # fmt: skip
 
 
 def add_table_counts(counts: Counts, chain: Chain, posterior: Tensor) -> None:

@@ -2,7 +2,7 @@ r"""The forward messages as a parallel prefix product, in log T depth (Ladner & 
 
 A chain is a product of matrices $M_t(i, j) = p(z_t = j | z_{t-1} = i) p(x_t | z_t = j)$ in the
 (logsumexp, +) semiring, and matrix products are associative. On a machine with enough lanes this
-takes O(log T) steps of O(K^3); on two cores the sequential form is faster. Input as in `reference`.
+takes O(log T) steps of O(K^3); on two cores the sequential form is faster. Input as in `log_space`.
 """
 
 import torch

@@ -1,7 +1,7 @@
-r"""Forward-backward in probability space with one scaling constant a step, in plain torch.
+r"""Forward-backward in probability space with one scaling constant per step, in plain torch.
 
 $\hat\alpha_t = p(z_t | x_{\le t})$ and $c_t = p(x_t | x_{<t})$, so $\log p(x) = \sum_t \log c_t$. Runs on
-any device; on a CPU the compiled form in `kernels` is the fast one, and this is its reference. Where all edges share one
+any device; on a CPU the compiled form in `numba_backend` is the fast one, and this is its reference. Where all edges share one
 tile (every state emits every word) a step is one matrix product for the whole batch, and this is the fast one.
 """
 
@@ -42,8 +42,10 @@ def forward(potentials: Potentials, chain: Chain, carry: Float[Tensor, "batch sl
 
 
 def backward(potentials: Potentials, chain: Chain, forward: Forward) -> tuple[Tensor, Tensor]:
-    r"""Return (posterior, right): $p(z_t | x)$ and $r_t = \beta_t \, p(x_t | z_t) / c_t$, so that the expected count
-    of an edge is $\hat\alpha_{t-1}(i) A_{ij} r_t(j)$; both (B, T, K), zero on padding."""
+    r"""Return $p(z_t | x)$ and $r_t = \beta_t \, p(x_t | z_t) / c_t$, both (B, T, K), zero on padding.
+
+    The expected count of an edge is $\hat\alpha_{t-1}(i) A_{ij} r_t(j)$.
+    """
     _, emission, tiles = potentials
     alpha, log_scale = forward
     posterior, right = torch.zeros_like(alpha), torch.zeros_like(alpha)

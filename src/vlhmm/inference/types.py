@@ -2,7 +2,7 @@
 
 Input:  a start table (G, K), an emission table (V, K), transition tiles (P, K, K), all holding
         probabilities, and a `Chain` of indices into them.
-Output: `Forward`, `Posteriors`, `Counts`.
+Output: `Forward`, `Counts`.
 Knows nothing of words, blocks, vocabularies or parameters: only of rows of tables.
 
 At time t a sequence can be in the K states of one block; which states these are is the
@@ -45,13 +45,6 @@ class Forward(NamedTuple):
 
     alpha: Float[Tensor, "batch time slot"]
     log_scale: Float[Tensor, "batch time"]  # float64
-
-
-class Posteriors(NamedTuple):
-    """Smoothed posteriors p(z_t | x) and, for every edge, p(z_t-1, z_t | x)."""
-
-    posterior: Float[Tensor, "batch time slot"]
-    edge_posterior: Float[Tensor, "batch time slot_from slot_to"]  # zero where the chain restarts
 
 
 class Counts(NamedTuple):

@@ -1,6 +1,6 @@
 """The best path, and paths drawn from the posterior: exact, batched, in log space.
 
-Input as in `chain`, but the tables hold log-probabilities. A path is a slot for every token
+Input as in `types`, but the tables hold log-probabilities. A path is a slot for every token
 (the K states of its block); -1 on padding.
 """
 

@@ -6,7 +6,7 @@ Let $B_i(q, z)$ be the probability of everything from item i on, given that the 
 the automaton in state q. A given word x of block g: $B_i(q, z) = \sum_{z' \in g} p(z'|z)\, p(x|z')\,
 B_{i+1}(\delta(q,x), z')$. A gap: $R_0 = B_{i+1}$ and, with $E_{qq'}(z') = \sum_{x: \delta(q,x) = q'}
 p(x|z')$, $R_r(q, z) = \sum_{z'} p(z'|z) \sum_{q'} E_{qq'}(z')\, R_{r-1}(q', z')$; then $B_i = \sum_n R_n$
-over the gap's lengths n. A fresh start has $p(z_1)$ in place of $p(z'|z)$ and no z: one number a q.
+over the gap's lengths n. A fresh start has $p(z_1)$ in place of $p(z'|z)$ and no z: one number per q.
 
 Only a gap needs messages on all S states. A gap of n words costs one pass from K states to S, n - 1 passes
 over the S x S transitions (all automaton states in one batch), and one pass from S back to the K states on

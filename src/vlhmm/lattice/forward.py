@@ -1,5 +1,5 @@
 r"""Each gap word's distribution, and each gap's length. Input: sum-product `BackwardLattice`. Output:
-`GapMarginals` a gap.
+`GapMarginals` for each gap.
 
 Forward messages $F_j(q, z)$ (j words of the gap used, z the state of the next one) meet the backward ones:
 $p(x \text{ at } j, \text{length } n) \propto \sum_{q,z} F_j(q, z)\, p(x|z)\, R_{n-j-1}(\delta(q,x), z)$.
@@ -27,16 +27,12 @@ def gap_marginals(lattice: BackwardLattice, start: int) -> list[GapMarginals]:
     """Return the marginals of every gap, the automaton beginning in `start`."""
     template, distributions = lattice.template, lattice.distributions
     last = max(i for i, item in enumerate(template.items) if isinstance(item, Gap))
-    after = LatticeMessage(
-        row_index(template.automaton.num_states, np.array([start])),
-        None,
-        torch.zeros(1, dtype=torch.float64, device=distributions.device),
-    )
+    after = message_at_start(lattice, start)
     block: int | None = None  # of the word just read, if it was a given one
     found = []
     for i, item in enumerate(template.items[: last + 1]):
         if isinstance(item, Fixed):
-            after = _after_word(lattice, item, after, block)
+            after = read_word(lattice, item, after, block)
             block = None if distributions.restarts(item.word) else distributions.block(item.word)
         else:
             marginals, after = _after_gap(lattice, i, item, after, block, go_on=i < last)
@@ -45,7 +41,13 @@ def gap_marginals(lattice: BackwardLattice, start: int) -> list[GapMarginals]:
     return found
 
 
-def _after_word(lattice: BackwardLattice, item: Fixed, before: LatticeMessage, block: int | None) -> LatticeMessage:
+def message_at_start(lattice: BackwardLattice, start: int) -> LatticeMessage:
+    """Return the message before the first word: a fresh start, the automaton in the state `start`."""
+    row_of = row_index(lattice.template.automaton.num_states, np.array([start]))
+    return LatticeMessage(row_of, None, torch.zeros(1, dtype=torch.float64, device=lattice.distributions.device))
+
+
+def read_word(lattice: BackwardLattice, item: Fixed, before: LatticeMessage, block: int | None) -> LatticeMessage:
     """Return p(words so far, q, z) after a given word."""
     template, distributions = lattice.template, lattice.distributions
     states = np.flatnonzero(before.row_of >= 0)
@@ -95,12 +97,12 @@ def _after_gap(
     }
     used = {0: before}
     for j in range(item.high):
-        arrive = _arrive(lattice, used[j], block if j == 0 else None)
+        arrive = step(lattice, used[j], block if j == 0 else None)
         for n in words:
             if n > j:
                 words[n][j] = _word_marginal(lattice, arrive, gap.remaining[n - j - 1])
         if j + 1 < item.high or go_on:
-            used[j + 1] = _emitted(lattice, arrive)
+            used[j + 1] = read_any_word(lattice, arrive)
         if j > 0 and j < item.low:
             del used[j]
     if not go_on:
@@ -128,18 +130,16 @@ def _length_posterior(lengths: dict[int, LatticeMessage], before: LatticeMessage
     return {n: weight / total for n, weight in weights.items()}
 
 
-def _arrive(lattice: BackwardLattice, before: LatticeMessage, block: int | None) -> LatticeMessage:
-    """Return p(words so far, q, z) where z is the state of the word to come: one transition further, on all
-    states."""
+def step(lattice: BackwardLattice, before: LatticeMessage, block: int | None) -> LatticeMessage:
+    """Return p(words so far, q, z) for the state z of the word to come: one transition further, on all states."""
     distributions = lattice.distributions
     parts: list[tuple[Tensor, Tensor]] = []
     if before.rows is not None:
         values, scale = before.rows
-        moved = (
-            distributions.forward_step(values)
-            if block is None
-            else distributions.forward_step_from([block] * len(values), values)
-        )
+        if block is None:
+            moved = distributions.forward_step(values)
+        else:
+            moved = distributions.forward_step_from([block] * len(values), values)
         parts.append((moved, scale))
     if before.log_fresh is not None:
         parts.append((distributions.start.expand(len(before.log_fresh), -1), before.log_fresh))
@@ -183,7 +183,7 @@ def _word_marginal(lattice: BackwardLattice, arrive: LatticeMessage, following: 
     return result / mass if mass > 0 else result
 
 
-def _emitted(lattice: BackwardLattice, arrive: LatticeMessage) -> LatticeMessage:
+def read_any_word(lattice: BackwardLattice, arrive: LatticeMessage) -> LatticeMessage:
     """Return p(words so far, q, z) after one more word of the gap, whatever word."""
     template, distributions = lattice.template, lattice.distributions
     assert arrive.rows is not None

@@ -23,7 +23,7 @@ class Chooser(Protocol):
     """How one of several weighted alternatives is chosen."""
 
     def among(self, weights: Tensor) -> Tensor:
-        """Return (n,) an index a row of (n, m) weights."""
+        """Return (n,) one index per row of (n, m) weights."""
         ...
 
     def again(self, weights: Tensor, count: int) -> Tensor:
@@ -88,8 +88,10 @@ def inverted(cumulative: Tensor, uniform: Tensor) -> Tensor:
 
 
 class _Walk:
-    """The position of each of n texts. One of: restarting everywhere; alpha on a word's block; a state each (-1:
-    restarts)."""
+    """The position of each of n texts.
+
+    One of: restarting everywhere; a filter `alpha` on the states of a word's block; a state each, -1 for a restart.
+    """
 
     def __init__(self, count: int, start: int, device: torch.device) -> None:
         self.count, self.device = count, device
@@ -166,8 +168,7 @@ def _walk_gap(lattice: BackwardLattice, gap: GapMessages, walk: _Walk, chooser: 
 
 
 def _enter(lattice: BackwardLattice, gap: GapMessages, walk: _Walk, chooser: Chooser) -> np.ndarray:
-    """Return (n,) the gap's length in each text, chosen together with the state on its left (then in
-    `walk.state`)."""
+    """Choose the gap's length in each text together with the state on its left; return (n,), and set `walk.state`."""
     lengths = sorted(gap.lengths)
     remaining = np.zeros(walk.count, dtype=np.int64)
     state = torch.full((walk.count,), -1, dtype=torch.long, device=walk.device) if walk.state is None else walk.state
@@ -199,8 +200,7 @@ def _enter(lattice: BackwardLattice, gap: GapMessages, walk: _Walk, chooser: Cho
 
 
 def _joint(values: Sequence[LatticeMessage], q: int, states: Tensor | None) -> Tensor:
-    """Return (lengths, K or chosen states) the messages of one automaton state on one scale (the states' own, if
-    chosen)."""
+    """Return (lengths, K or chosen states) the messages of one automaton state, on one scale or one per chosen state."""
     rows = []
     for value in values:
         assert value.rows is not None

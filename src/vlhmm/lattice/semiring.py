@@ -1,5 +1,4 @@
-"""Two semirings for the recursions: sum over hidden variables, or maximize. Both in probabilities, row by
-row scaled.
+"""Two semirings for the recursions: sum over hidden variables, or maximize. Both in probabilities, scaled row by row.
 
 Input:  a `HMMDistributions`. Output: `SumProduct` or `MaxProduct`, with the same methods.
 """

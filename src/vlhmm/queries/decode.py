@@ -1,7 +1,8 @@
 """The states behind a text. Input: words. Output: best paths, and each word's distribution over its states.
 
-The filter p(z_t | x_<=t) uses the words up to z_t, the smoother p(z_t | x) the whole text. They agree at the last token. The states of the best path (Viterbi) need not be the
-most probable ones word by word ("posterior" decoding), which in turn need not be a possible path.
+The filter p(z_t | x_<=t) uses the words up to z_t, the smoother p(z_t | x) the whole text. They agree at the last token.
+The states of the best path (Viterbi) need not be the most probable ones word by word ("posterior" decoding), which in
+turn need not be a possible path.
 
 A text is decoded from a fresh start, or from what a text before it leaves (`before`): its paths and posteriors are then
 given that text as well, whose own states are summed over.
@@ -67,7 +68,7 @@ def posteriors(
     log_likelihood = float(inference.forward(ended.potentials, ended.chain).log_scale.sum())
     if log_likelihood == -float("inf"):
         raise QueryError("the text has probability zero under the model: no state can be behind it")
-    smoothed = inference.posteriors(ended.potentials, ended.chain).posterior[0]
+    smoothed = inference.posteriors(ended.potentials, ended.chain)[0]
     states = distributions.states_of_block[distributions.block_of_word[torch.tensor(ids, device=distributions.device)]]
     return Posteriors(words, states, filtered, smoothed, log_likelihood)
 

@@ -1,6 +1,4 @@
-"""Numbers about a model. Input: models, phrases, texts. Output: what is exact is called exact, what is
-estimated has its standard error.
-"""
+"""Entropy rate, phrase probabilities, divergences of models. Estimates have a standard error; all else is exact."""
 
 import math
 import time
@@ -18,13 +16,13 @@ from vlhmm.data.user_text import DEFAULT_MEMORY, Seed, encode_sentence, encode_w
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
 from vlhmm.lattice.backward import BackwardLattice, LatticeMessage, ScaledVectors, row_index
-from vlhmm.lattice.forward import _after_word, _arrive, _emitted
+from vlhmm.lattice.forward import message_at_start, read_any_word, read_word, step
 from vlhmm.lattice.semiring import SumProduct
 from vlhmm.lattice.template import Fixed, Gap, InfillTemplate, check_memory, make_template
 from vlhmm.limits import MAX_HOURS, time_of
 from vlhmm.queries.next_word import impossible_context
 from vlhmm.queries.sample import sample_streams
-from vlhmm.queries.sequence import forward, read
+from vlhmm.queries.sequence import blocks_before, forward, read
 from vlhmm.results import Result
 
 if TYPE_CHECKING:
@@ -85,14 +83,10 @@ def phrase_probability(
     template = make_template(distributions, [*given, Gap(1, 1)], automaton, allow_eos, [automaton.initial])
     lattice = BackwardLattice(template, distributions, SumProduct(distributions))
     check_memory(_one_slot(distributions, automaton, allow_eos), distributions.num_states, memory)
-    now = LatticeMessage(
-        row_index(automaton.num_states, np.array([automaton.initial])),
-        None,
-        torch.zeros(1, dtype=torch.float64, device=distributions.device),
-    )
+    now = message_at_start(lattice, automaton.initial)
     block: int | None = None
     for item in given:
-        now = _after_word(lattice, item, now, block)
+        now = read_word(lattice, item, now, block)
         block = None if distributions.restarts(item.word) else distributions.block(item.word)
     log_context = _log_mass(now, np.flatnonzero(now.row_of >= 0))
     if log_context == -math.inf:
@@ -106,7 +100,7 @@ def phrase_probability(
         if progress is not None:
             progress(n, num_words)
         if (now.row_of >= 0).any():
-            now = _emitted(lattice, _arrive(lattice, now, block))
+            now = read_any_word(lattice, step(lattice, now, block))
             block = None
             total += math.exp(_log_mass(now, done[now.row_of[done] >= 0]) - log_context)
             now = _without(now, done)
@@ -125,8 +119,7 @@ def _check_time(num_words: int, done: int, seconds: float) -> None:
 
 
 def _one_slot(distributions: HMMDistributions, automaton: Automaton, allow_eos: bool) -> InfillTemplate:
-    """Return a template as large as what a forward walk keeps: one vector an automaton state, and as much for the
-    next."""
+    """Return a template as large as what a forward walk keeps: two vectors per automaton state."""
     return make_template(distributions, [Gap(2, 2)], automaton, allow_eos, list(range(automaton.num_states)))
 
 
@@ -186,11 +179,5 @@ def predictions(model: "HMMLanguageModel", ids: Sequence[int]) -> Iterator[np.nd
         raise impossible_context()
     for first in range(0, len(ids), _PLACES_AT_ONCE):
         places = range(first, min(first + _PLACES_AT_ONCE, len(ids)))
-        ahead = distributions.start.expand(len(places), -1).clone()
-        moving = [i for i, t in enumerate(places) if t > 0 and not distributions.restarts(ids[t - 1])]
-        if moving:
-            before = [places[i] - 1 for i in moving]
-            ahead[moving] = distributions.forward_step_from(
-                [distributions.block(ids[t]) for t in before], passed.alpha[before]
-            )
+        ahead = distributions.predict(blocks_before(distributions, ids, places), passed.alpha[[t - 1 for t in places]])
         yield from distributions.emit(ahead).cpu().numpy()

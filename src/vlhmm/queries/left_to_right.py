@@ -18,7 +18,7 @@ from vlhmm.queries import next_word as hmm_next_word
 from vlhmm.queries import sample as hmm_sample
 from vlhmm.queries import score as hmm_score
 from vlhmm.queries.next_word import WordDistribution
-from vlhmm.queries.sample import Sample, Weighing
+from vlhmm.queries.sample import Sample, Weighing, sample_of
 from vlhmm.queries.score import SentenceScore, TokenScore, sentence_score, token_list
 
 if TYPE_CHECKING:
@@ -31,6 +31,11 @@ _AT_ONCE = 64  # texts drawn side by side: each needs a distribution over the vo
 def has_hidden_states(model: object) -> "TypeGuard[HMMLanguageModel]":
     """Return whether the model is an HMM, which answers queries about hidden states."""
     return hasattr(model, "distributions")
+
+
+def kind_of(model: object) -> str:
+    """Return the kind of a model without hidden states: "mixture" or "baseline"."""
+    return "mixture" if hasattr(model, "components") else "baseline"
 
 
 class ReadText(NamedTuple):
@@ -106,24 +111,17 @@ def sample(
 ) -> list[Sample]:
     """Draw `n` texts that begin with `prompt`, word by word from p(x_t | x_<t), each up to its <eos> or `max_tokens` words."""
     if has_hidden_states(model):
-        return hmm_sample.sample(
-            model, n, prompt, max_tokens, temperature, top_k, top_p, scores=scores, seed=seed
-        )  # fmt: skip
+        return hmm_sample.sample(model, n, prompt, max_tokens, temperature, top_k, top_p, scores=scores, seed=seed)
     if n < 1 or max_tokens < 1:
         raise QueryError(f"asked for {n} texts of {max_tokens} words at most, expected at least 1 of each")
     check_sample_memory(n, max_tokens, DEFAULT_MEMORY)
     weighing = Weighing(temperature, top_k, top_p)
     vocabulary, generator = model.vocabulary, generator_of(seed)
     given = encode_words(vocabulary, prompt)
-    if scores or given.ids:
-        _after(model, given.ids)  # refuses an impossible prompt
     result = []
     for first in range(0, n, _AT_ONCE):
         for ids, log_prob in _draw(model, given.ids, min(_AT_ONCE, n - first), max_tokens, weighing, generator):
-            ended = ids[-1] == vocabulary.eos
-            words = tuple(vocabulary.words[i] for i in (ids[:-1] if ended else ids))
-            text = vocabulary.join([*given.words, *words])
-            result.append(Sample(text, words, ended, weighing.exact, log_prob if scores else None))
+            result.append(sample_of(vocabulary, given.words, ids, weighing.exact, log_prob if scores else None))
     return result
 
 
@@ -139,11 +137,7 @@ def _draw(
 
     All texts are read to the end of the longest: a carry is opaque, and cannot lose rows.
     """
-    carry = model.start(count)
-    prompt = _since_restart(model, prompt)
-    if prompt:
-        tokens = torch.tensor([prompt]).expand(count, -1).contiguous()
-        _, carry = model.score_batch(tokens, torch.full((count,), len(prompt)), carry)
+    carry = carry_after(model, prompt, count)
     texts: list[list[int]] = [[] for _ in range(count)]
     log_probs = [0.0] * count
     going = set(range(count))
@@ -164,20 +158,23 @@ def _draw(
     yield from zip(texts, log_probs, strict=True)
 
 
-def _since_restart(model: "LanguageModel", ids: Sequence[int]) -> list[int]:
-    """Return the words that matter: under "reset" those after the last <eos>."""
-    ids = list(ids)
-    if model.rule != "reset" or model.vocabulary.eos not in ids:
-        return ids
-    return ids[len(ids) - ids[::-1].index(model.vocabulary.eos) :]
+def carry_after(model: "LanguageModel", ids: Sequence[int], count: int) -> Any:
+    """Return the model's state after a text, `count` times; refuse a text of probability zero."""
+    _after(model, ids)
+    rest, eos, carry = list(ids), model.vocabulary.eos, model.start(count)
+    if model.rule == "reset" and eos in rest:  # what came before the last <eos> is forgotten
+        rest = rest[len(rest) - rest[::-1].index(eos) :]
+    if rest:
+        tokens = torch.tensor([rest]).expand(count, -1).contiguous()
+        _, carry = model.score_batch(tokens, torch.full((count,), len(rest)), carry)
+    return carry
 
 
 def without_states(model: "LanguageModel", name: str, what: str) -> str:
     """Return an error message: `what` needs hidden states, which this model lacks, and where to ask instead."""
     inside = [str(each) for each in getattr(model, "hmm_folders", ())]
     remedy = f"ask the HMM inside: {', '.join(inside)}" if inside else "give a run of vlhmm train"
-    kind = "a mixture" if hasattr(model, "components") else "a baseline"
     return (
-        f"{name} holds {kind}, which has no hidden states to ask: {what} has no exact answer; "
+        f"{name} holds a {kind_of(model)}, which has no hidden states to ask: {what} has no exact answer; "
         f"evaluate, score, next and sample have; {remedy}"
     )

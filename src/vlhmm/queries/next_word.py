@@ -116,12 +116,5 @@ def after(distributions: HMMDistributions, ids: Sequence[int]) -> tuple[int | No
     return distributions.block(ids[-1]), passed.alpha
 
 
-def next_word(
-    model: "HMMLanguageModel", context: str | Sequence[str] = "", top_k: int | None = None
-) -> list[WordProbability]:
-    """Return the most probable words after `context`, most probable first; all of them unless `top_k` is given."""
-    return next_distribution(model, context).top(top_k)
-
-
 def impossible_context() -> QueryError:
     return QueryError("the context has probability zero under the model: nothing can be asked given it")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vlhmm.constraints.constraint import Constraint
 from vlhmm.data.user_text import DEFAULT_MEMORY, Seed, check_sample_memory, encode_words, generator_of
+from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
 from vlhmm.lattice.sampling import Draw
@@ -78,17 +79,25 @@ def sample(
     for first in range(0, n, size):
         count = min(size, n - first)
         if weighing.exact:
-            found += _ancestral(distributions, before, count, max_tokens, generator)
+            draw = Draw(generator)
+            found += ancestral(distributions, _first_states(distributions, before, count, draw), max_tokens, draw)[0]
         else:
             found += _weighed(distributions, before, count, max_tokens, generator, weighing)
     base = score_ids(model, given.ids) if scores else 0.0
     result = []
     for ids in found:
-        ended = bool(ids) and ids[-1] == vocabulary.eos
-        words = tuple(vocabulary.words[i] for i in (ids[:-1] if ended else ids))
         log_prob = score_ids(model, [*given.ids, *ids]) - base if scores else None
-        result.append(Sample(vocabulary.join([*given.words, *words]), words, ended, weighing.exact, log_prob))
+        result.append(sample_of(vocabulary, given.words, ids, weighing.exact, log_prob))
     return result
+
+
+def sample_of(
+    vocabulary: Vocabulary, prompt: Sequence[str], ids: list[int], exact: bool, log_prob: float | None
+) -> Sample:
+    """Return the sample that drawn ids make after a prompt."""
+    ended = bool(ids) and ids[-1] == vocabulary.eos
+    words = tuple(vocabulary.words[i] for i in (ids[:-1] if ended else ids))
+    return Sample(vocabulary.join([*prompt, *words]), words, ended, exact, log_prob)
 
 
 class Constrained(NamedTuple):
@@ -119,8 +128,7 @@ def constrained(
     scope: Scope = "text",
     memory: float = DEFAULT_MEMORY,
 ) -> Constrained:
-    """Return the texts after `prompt` that satisfy `constraint`, their messages computed: `max_tokens` passes over
-    A."""
+    """Compute the messages of the texts after `prompt` that satisfy `constraint`: `max_tokens` passes over A."""
     vocabulary = model.vocabulary
     given = encode_words(vocabulary, prompt)
     end = Fixed(vocabulary.eos, read=False)
@@ -136,27 +144,30 @@ class _After(NamedTuple):
     alpha: Tensor | None
 
 
-def _ancestral(
-    distributions: HMMDistributions, before: _After, count: int, max_tokens: int, generator: torch.Generator
-) -> list[list[int]]:
-    """Return ids of `count` texts, each up to and with its <eos>, or of `max_tokens` words."""
-    draw = Draw(generator)
-    state = _first_states(distributions, before, count, draw)
-    texts: list[list[int]] = [[] for _ in range(count)]
-    going = np.arange(count)
+def ancestral(
+    distributions: HMMDistributions, state: Tensor, max_tokens: int, draw: Draw
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Draw a text from each first state, up to its <eos> or `max_tokens` words; return their ids and their states."""
+    texts: list[list[int]] = [[] for _ in range(len(state))]
+    paths: list[list[int]] = [[] for _ in range(len(state))]
+    going = np.arange(len(state))
     for t in range(max_tokens):
         if t > 0:
-            state = distributions.sample_next(state, draw.generator)
+            following = []
+            for part in state.split(_AT_ONCE):
+                if distributions.interrupt is not None:
+                    distributions.interrupt()
+                following.append(distributions.sample_next(part, draw.generator))
+            state = torch.cat(following)
         words = distributions.emitted.draw(state, draw.uniform(len(state)).to(state.device))
-        for text, word in zip(going.tolist(), words.tolist(), strict=True):
+        for text, word, z in zip(going.tolist(), words.tolist(), state.tolist(), strict=True):
             texts[text].append(word)
-        open_ended = (words != distributions.eos).cpu()
-        if not bool(open_ended.all()):
-            going = going[open_ended.numpy()]
-            state = state[open_ended.to(state.device)]
-            if not len(going):
-                break
-    return texts
+            paths[text].append(z)
+        open_ended = words != distributions.eos
+        going, state = going[open_ended.cpu().numpy()], state[open_ended]
+        if not len(going):
+            break
+    return texts, paths
 
 
 def _first_states(distributions: HMMDistributions, before: _After, count: int, draw: Draw) -> Tensor:
@@ -210,6 +221,7 @@ class Weighing:
             ordered = ordered * keep
             before = ordered.cumsum(1) - ordered
             keep &= before < self.top_p * ordered.sum(1, keepdim=True)
+            keep[:, 0] = True  # also where top_p is so small that the product is zero
         return torch.zeros_like(words).scatter(1, order, ordered * keep)
 
 

@@ -56,6 +56,13 @@ def chain_inputs(
     return ChainInputs(inference.Potentials(start, emission, tiles), chain)
 
 
+def blocks_before(distributions: HMMDistributions, ids: Sequence[int], places: Sequence[int]) -> list[int]:
+    """Return the block of the word before each place; -1 where the chain starts or restarts."""
+    return [
+        -1 if t == 0 or distributions.restarts(ids[t - 1]) else distributions.block(ids[t - 1]) for t in places
+    ]
+
+
 class FilterResult(NamedTuple):
     """What a forward pass leaves: a chunk's filtered posteriors and log p(x_t | x_<t)."""
 

@@ -19,7 +19,7 @@ from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
 from vlhmm.queries.next_word import WordDistribution, WordProbability
 from vlhmm.queries.prefix import Prefix
-from vlhmm.queries.sequence import forward
+from vlhmm.queries.sequence import blocks_before, forward
 from vlhmm.results import Result
 
 if TYPE_CHECKING:
@@ -146,18 +146,12 @@ def _arrivals(distributions: HMMDistributions, ids: list[int]) -> Tensor:
 
 def _left(distributions: HMMDistributions, ids: list[int], start: Tensor, alpha: Tensor, places: list[int]) -> Tensor:
     """Return (n, S) p(z_t | x_<t), each row up to a factor; `start` is used for the first word."""
-    result = distributions.start.expand(len(places), -1).clone()
+    result = distributions.predict(blocks_before(distributions, ids, places), alpha[[t - 1 for t in places]])
     for i, t in enumerate(places):
         if t == 0:
             result[i] = start
-    moving = [i for i, t in enumerate(places) if t > 0 and not distributions.restarts(ids[t - 1])]
-    if moving:
-        before = [places[i] - 1 for i in moving]
-        result[moving] = distributions.forward_step_from([distributions.block(ids[t]) for t in before], alpha[before])
-    # Under "reset" an impossible sentence before this one makes this place impossible as well.
-    for i, t in enumerate(places):
-        if t > 0 and not bool((alpha[t - 1] > 0).any()):
-            result[i] = 0
+        elif not bool((alpha[t - 1] > 0).any()):
+            result[i] = 0  # under "reset" an impossible sentence before this one makes this place impossible as well
     return result
 
 

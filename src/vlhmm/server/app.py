@@ -21,10 +21,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vlhmm.errors import VlhmmError
-from vlhmm.queries.left_to_right import has_hidden_states
+from vlhmm.queries.left_to_right import has_hidden_states, kind_of
 from vlhmm.server import completions, queries
 from vlhmm.server import requests as read
-from vlhmm.server.errors import RequestError, about
+from vlhmm.server.errors import RequestError, about, refused
 from vlhmm.server.explorer import Explorer
 from vlhmm.server.limits import Limits
 from vlhmm.server.openapi import document
@@ -142,13 +142,12 @@ class Server:
             except RequestError as error:
                 response = JSONResponse(error.body(), error.status, headers=error.headers())
             except VlhmmError as error:
-                refused = RequestError(" ".join(str(error).split()))
-                response = JSONResponse(refused.body(), 400)
+                response = JSONResponse(refused(error).body(), 400)
             except ClientDisconnect:
                 response = Response(status_code=499)
             except MemoryError:
-                refused = RequestError("the request needs more memory than there is; shorten it")
-                response = JSONResponse(refused.body(), 400)
+                too_large = RequestError("the request needs more memory than there is; shorten it")
+                response = JSONResponse(too_large.body(), 400)
             self.answers[route, response.status_code] += 1
             self.seconds[route] += time.perf_counter() - began
             return response
@@ -266,7 +265,7 @@ class Server:
                     log.error("a stream failed", exc_info=error)
                     raise RequestError("the server failed; its log says why", None, 500)
                 if error is not None:
-                    raise error if isinstance(error, RequestError) else RequestError(" ".join(str(error).split()))
+                    raise refused(error) if isinstance(error, VlhmmError) else error
             return part
 
         try:
@@ -290,11 +289,7 @@ class Server:
         )
 
     async def ask(
-        self,
-        request: Request,
-        call: Callable[[], Any],
-        what: str | None = None,
-        priority: Priority = Priority.QUICK,
+        self, request: Request, call: Callable[[], Any], what: str | None = None, priority: Priority = Priority.QUICK
     ) -> Response:
         """Answer with the result of a function that runs in the worker thread. `what` names a query that needs hidden states."""
         if what is not None:
@@ -326,7 +321,7 @@ class Server:
     def check_states(self, what: str) -> None:
         """Raise a RequestError if the query needs hidden states and the model is a mixture or a baseline."""
         if not has_hidden_states(self.model):
-            kind = "mixture" if hasattr(self.model, "components") else "baseline"
+            kind = kind_of(self.model)
             raise RequestError(
                 f"{self.name} is a {kind}, which has no hidden states: {what} has no exact answer; serve an HMM",
                 what if what in ("suffix", "structured_outputs") else None,
@@ -393,8 +388,7 @@ class Server:
         body = await self.body(request)
         text, eos = read.text(body, "text"), read.boolean(body, "eos", True)
         vocabulary = self.model.vocabulary
-        ids = [*await off_loop(len(text), lambda: self.tokenizer.encode(text)), *([vocabulary.eos] if eos else [])]
-        ids = ids[1:] if ids[:1] == [self.tokenizer.bos] else ids
+        ids = [*self.tokenizer.bare(await self.encoded(text)), *([vocabulary.eos] if eos else [])]
         self.check_tokens(len(ids), "text")
         (tokens,) = await self.work(request, ScoreJob([ids], 0))
         return await json_response(lambda: queries.scored_text(text, tokens, self.tokenizer), len(ids))
@@ -403,15 +397,15 @@ class Server:
         body = await self.body(request)
         context = read.text(body, "context", "")
         top_k = read.integer(body, "top_k", 10, 1, max(1000, len(self.model.vocabulary)))
-        self.check_tokens(await self.count(context), "context")
-        return await self.ask(request, lambda: queries.next_words(self.model, self.tokenizer, context, top_k or 10))
+        self.check_tokens(len(await self.encoded(context)), "context")
+        return await self.ask(request, lambda: queries.next_words(self.model, self.tokenizer, context, top_k))
 
     async def _posteriors(self, request: Request) -> Response:
         body = await self.body(request)
         text, eos = read.text(body, "text"), read.boolean(body, "eos", True)
-        top_k = read.integer(body, "top_k", 5, 1, self.limits.logprobs) or 5
-        states = read.integer(body, "num_states", 8, 1, self.limits.logprobs) or 8
-        words = await self.count(text)
+        top_k = read.integer(body, "top_k", 5, 1, self.limits.logprobs)
+        states = read.integer(body, "num_states", 8, 1, self.limits.logprobs)
+        words = len(await self.encoded(text))
         if not words:
             raise RequestError("text is empty, expected at least one word", "text")
         if words > self.limits.posterior_words:
@@ -429,12 +423,12 @@ class Server:
         template = read.text(body, "template")
         mode = read.choice(body, "mode", "sample", ("sample", "best", "marginals"))
         scope = read.choice(body, "scope", "text", ("text", "gaps"))
-        n = read.integer(body, "n", 1, 1, limits.n) or 1
-        top_k = read.integer(body, "top_k", 10, 1, limits.logprobs) or 10
+        n = read.integer(body, "n", 1, 1, limits.n)
+        top_k = read.integer(body, "top_k", 10, 1, limits.logprobs)
         eos, allow_eos = read.boolean(body, "eos", True), read.boolean(body, "allow_eos", False)
         stream = read.boolean(body, "stream", False)
         seed = self.seed(body)
-        self.check_tokens(await self.count(template), "template")
+        self.check_tokens(len(await self.encoded(template)), "template")
         queries.check_template(self.model, self.tokenizer.sentence(template), limits)
         words = len(self.model.vocabulary)  # among which the nearest to an unknown one is looked for
         constraint = await off_loop(words, lambda: queries.constraint_of(self.model, body, limits))
@@ -442,20 +436,9 @@ class Server:
 
         def parts() -> Iterator[dict[str, Any]]:
             return queries.infill_parts(
-                self.model,
-                self.tokenizer,
-                template,
-                constraint,
-                scope,
-                eos,
-                allow_eos,
-                mode,
-                n,
-                seed,
-                top_k,
-                limits,
+                self.model, self.tokenizer, template, constraint, scope, eos, allow_eos, mode, n, seed, top_k, limits,
                 4 if stream else n,
-            )
+            )  # fmt: skip
 
         if not stream:
             return await self.ask(request, lambda: queries.joined(parts()), None, Priority.LONG)
@@ -496,7 +479,7 @@ class Server:
     async def _tokenize(self, request: Request) -> Response:
         body = await self.body(request)
         prompt = read.text(body, "prompt")
-        ids = await off_loop(len(prompt), lambda: self.tokenizer.encode(prompt))
+        ids = await self.encoded(prompt)
         if read.boolean(body, "add_special_tokens", False) and ids[:1] != [self.tokenizer.bos]:
             ids = [self.tokenizer.bos, *ids]
         answer = {"tokens": ids, "count": len(ids), "max_model_len": self.limits.prompt_tokens}
@@ -526,9 +509,9 @@ class Server:
         if count > self.limits.prompt_tokens:
             raise RequestError(f"{param} has {count:,} tokens, expected at most {self.limits.prompt_tokens:,}", param)
 
-    async def count(self, text: str) -> int:
-        """Return the number of tokens of a text."""
-        return len(await off_loop(len(text), lambda: self.tokenizer.encode(text)))
+    async def encoded(self, text: str) -> list[int]:
+        """Return the ids of a text."""
+        return await off_loop(len(text), lambda: self.tokenizer.encode(text))
 
     def top(self, request: Request, default: int = 10) -> int:
         value = request.query_params.get("top", str(default))

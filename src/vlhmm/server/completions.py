@@ -30,7 +30,8 @@ class Completion:
     def __init__(self, server: "Server", body: read.Body) -> None:
         self.server, limits = server, server.limits
         self.prompts = _prompts(server, body.get("prompt"))
-        self.n = read.integer(body, "n", 1, 1, limits.n) or 1
+        self.bare_prompts = [server.tokenizer.bare(prompt) for prompt in self.prompts]
+        self.n = read.integer(body, "n", 1, 1, limits.n)
         if read.integer(body, "best_of", self.n, 1, limits.n) != self.n:
             raise RequestError("best_of differs from n; draws here are exact, ask for n", "best_of")
         for name in ("frequency_penalty", "presence_penalty"):
@@ -56,7 +57,7 @@ class Completion:
         if top_p == 0:
             raise RequestError("top_p is 0, expected more than 0 and at most 1", "top_p")
         self.wishes = Wishes(
-            max_tokens=_or(read.integer(body, "max_tokens", 16, 0, limits.max_tokens), 16),
+            max_tokens=read.integer(body, "max_tokens", 16, 0, limits.max_tokens),
             temperature=read.number(body, "temperature", 1.0, 0, 100),
             top_p=top_p,
             num_top=self.logprobs or 0,
@@ -64,7 +65,7 @@ class Completion:
             seed=server.seed(body),
         )
         self.exact = self.suffix is not None or self.structured is not None
-        self.low = _or(read.integer(body, "min_tokens", None, 0, limits.gap_words), 1 if self.suffix is not None else 0)
+        self.low = read.integer(body, "min_tokens", 1 if self.suffix is not None else 0, 0, limits.gap_words)
         if self.exact:
             self._check_exact()
         if self.echo and self.stream:
@@ -142,10 +143,6 @@ class Completion:
             "text_offset": offsets,
         }
 
-    def bare(self, prompt: Sequence[int]) -> Sequence[int]:
-        """Return a prompt without its <bos>, at which the chain starts anyway."""
-        return prompt[1:] if prompt and prompt[0] == self.server.tokenizer.bos else prompt
-
 
 async def answer(server: "Server", request: Request, body: read.Body) -> Response:
     """Answer a completion request."""
@@ -158,8 +155,8 @@ async def answer(server: "Server", request: Request, body: read.Body) -> Respons
         return await json_response(wanted.envelope(choices, wanted.usage(completed)))
     if wanted.stream:
         return event_stream(await _streamed(wanted))
+    prompts = wanted.bare_prompts
     with server.admitted():
-        prompts = [wanted.bare(prompt) for prompt in wanted.prompts]
         scored: list[list[Token]] | None = None
         if wanted.echo and wanted.logprobs is not None:
             scored = await server.wait_for(request, ScoreJob(prompts, wanted.logprobs))
@@ -215,7 +212,7 @@ def _size_of(prompt: object) -> int:
 async def _exact(wanted: Completion, request: Request) -> tuple[list[dict[str, Any]], int]:
     """Draw the words between prompt and suffix, or under a constraint, from the exact conditional distribution."""
     server = wanted.server
-    prompts = [wanted.bare(prompt) for prompt in wanted.prompts]
+    prompts = wanted.bare_prompts
 
     def answers(constraint: Any, given_up: Callable[[], bool]) -> list[dict[str, Any]]:
         choices: list[dict[str, Any]] = []
@@ -223,13 +220,7 @@ async def _exact(wanted: Completion, request: Request) -> tuple[list[dict[str, A
             if given_up():
                 break
             ready = queries.between(
-                server.model,
-                prompt,
-                wanted.suffix,
-                wanted.low,
-                wanted.wishes.max_tokens,
-                constraint,
-                server.limits,
+                server.model, prompt, wanted.suffix, wanted.low, wanted.wishes.max_tokens, constraint, server.limits
             )
             if wanted.wishes.temperature == 0:
                 fills = [ready.best().fill] * wanted.n
@@ -266,8 +257,7 @@ async def _streamed(wanted: Completion) -> AsyncIterator[dict[str, Any]]:
     server = wanted.server
     if wanted.wishes.max_tokens == 0:
         raise RequestError("max_tokens is 0, expected at least 1 for a stream", "max_tokens")
-    prompts = [wanted.bare(prompt) for prompt in wanted.prompts]
-    generation = Generation(server.model, prompts, wanted.n, wanted.wishes, server.tokenizer)
+    generation = Generation(server.model, wanted.bare_prompts, wanted.n, wanted.wishes, server.tokenizer)
     pieces: AsyncIterator[Piece] = await server.parts(lambda listen: GenerateJob(generation, listen))
 
     async def events() -> AsyncIterator[dict[str, Any]]:
@@ -306,10 +296,6 @@ def _prompts(server: "Server", value: object) -> list[list[int]]:
         raise RequestError(f"{len(found):,} prompts in one request, expected at most {limits.prompts}", name)
     server.check_tokens(sum(map(len, found)), name)
     return found
-
-
-def _or(value: int | None, default: int) -> int:
-    return default if value is None else value
 
 
 def _number(log_prob: float) -> float:

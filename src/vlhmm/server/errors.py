@@ -38,10 +38,15 @@ class RequestError(Exception):
         return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
+def refused(error: VlhmmError, field: str | None = None, status: int = 400) -> RequestError:
+    """Return an error of the library as that of a request."""
+    return RequestError(" ".join(str(error).split()), field, status)
+
+
 @contextmanager
 def about(field: str, status: int = 400) -> Iterator[None]:
     """Name the field of the request that an error of the library is about: the page shows the error beside it."""
     try:
         yield
     except VlhmmError as error:
-        raise RequestError(" ".join(str(error).split()), field, status) from None
+        raise refused(error, field, status) from None

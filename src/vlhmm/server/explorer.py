@@ -17,6 +17,7 @@ from vlhmm.analysis.stationary import usage_of
 from vlhmm.clustering.brown import merge_classes
 from vlhmm.data.user_text import generator_of
 from vlhmm.lattice.sampling import Draw
+from vlhmm.queries.sample import ancestral
 from vlhmm.server.responses import written
 
 _EXAMPLES = 2_000
@@ -24,7 +25,6 @@ _EXAMPLE_WORDS = 40
 _EXAMPLES_SHOWN = 5
 _WORDS_SHOWN = 5  # that a block is shown by
 _BLOCKS_AT_ONCE = 64
-_STATES_AT_ONCE = 256
 _PAIRS = 1_000_000  # of blocks, that the model's frequencies are written as for the tree
 
 
@@ -125,26 +125,8 @@ class Explorer:
     @cached_property
     def _drawn(self) -> list[tuple[list[int], list[int]]]:
         """Return drawn sentences of more than three words with their states, shortest first."""
-        distributions = self.model.distributions
-        draw = Draw(generator_of(0))
-        words_of: list[list[int]] = [[] for _ in range(_EXAMPLES)]
-        states_of: list[list[int]] = [[] for _ in range(_EXAMPLES)]
-        going = torch.arange(_EXAMPLES)
+        distributions, draw = self.model.distributions, Draw(generator_of(0))
         state = draw.again(distributions.start, _EXAMPLES)
-        for _ in range(_EXAMPLE_WORDS):
-            words = distributions.emitted.draw(state, draw.uniform(len(state)).to(state.device))
-            for text, word, z in zip(going.tolist(), words.tolist(), state.tolist(), strict=True):
-                words_of[text].append(word)
-                states_of[text].append(z)
-            open_ended = words != distributions.eos
-            going, state = going[open_ended.cpu()], state[open_ended]
-            if not len(going):
-                break
-            following = []
-            for part in state.split(_STATES_AT_ONCE):
-                if distributions.interrupt is not None:
-                    distributions.interrupt()
-                following.append(distributions.sample_next(part, draw.generator))
-            state = torch.cat(following)
-        drawn = [pair for pair in zip(words_of, states_of, strict=True) if len(pair[0]) > 3]
+        texts = ancestral(distributions, state, _EXAMPLE_WORDS, draw)
+        drawn = [pair for pair in zip(*texts, strict=True) if len(pair[0]) > 3]
         return sorted(drawn, key=lambda pair: len(pair[0]))

@@ -5,7 +5,6 @@ log-probability of a token is the model's own, also if temperature or top-p chan
 """
 
 import codecs
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -18,7 +17,8 @@ from vlhmm.distributions import HMMDistributions
 from vlhmm.lattice.sampling import Draw
 from vlhmm.queries import left_to_right
 from vlhmm.queries.left_to_right import has_hidden_states
-from vlhmm.queries.next_word import after, impossible_context
+from vlhmm.queries.next_word import after
+from vlhmm.queries.sample import Weighing
 from vlhmm.server.scoring import Token
 from vlhmm.server.tokenizer import Tokenizer
 
@@ -108,6 +108,8 @@ class Generation:
     ) -> None:
         self.model, self.wishes, self.eos = model, wishes, model.vocabulary.eos
         self.draw = Draw(generator_of(wishes.seed))
+        top_p = wishes.top_p if wishes.top_p < 1 else None
+        self.weighing = Weighing(wishes.temperature, None, top_p) if wishes.temperature else None
         self.rows = [Row(prompt, tokenizer, wishes.stop, wishes.max_tokens) for prompt in prompts for _ in range(n)]
         self.n = n
         self.carries: list[Any] = []  # one for each prompt, of a model without hidden states
@@ -120,7 +122,7 @@ class Generation:
         for first in range(0, len(self.rows), self.n):
             prompt = self.rows[first].prompt
             if not has_hidden_states(self.model):
-                self.carries.append(self._read(prompt))
+                self.carries.append(left_to_right.carry_after(self.model, prompt, self.n))
                 continue
             block, alpha = after(self.model.distributions, prompt)
             for row in self.rows[first : first + self.n]:
@@ -130,36 +132,13 @@ class Generation:
                 row.finish = "length"
         self._ready = True
 
-    def _read(self, prompt: Sequence[int]) -> Any:
-        """Return the state after a prompt, `n` times."""
-        if -math.inf in left_to_right.read(self.model, prompt).log_probs:
-            raise impossible_context()
-        carry = self.model.start(self.n)
-        since = [place for place, token in enumerate(prompt, 1) if token == self.eos and self.model.rule == "reset"]
-        rest = list(prompt[since[-1] if since else 0 :])
-        if rest:
-            tokens = torch.tensor([rest]).expand(self.n, -1).contiguous()
-            _, carry = self.model.score_batch(tokens, torch.full((self.n,), len(rest)), carry)
-        return carry
-
     @property
     def open_rows(self) -> list[int]:
         return [number for number, row in enumerate(self.rows) if row.finish is None]
 
     def choose(self, words: Tensor) -> Tensor:
         """Choose a word for each row of next-word distributions, (n, V)."""
-        if self.wishes.temperature == 0:
-            return words.argmax(1)
-        if self.wishes.temperature != 1:
-            logs = words.log() / self.wishes.temperature
-            words = (logs - logs.amax(1, keepdim=True)).exp()
-        if self.wishes.top_p < 1:
-            ordered, order = words.sort(dim=1, descending=True, stable=True)
-            before = ordered.cumsum(1) - ordered
-            keep = before < self.wishes.top_p * ordered.sum(1, keepdim=True)
-            keep[:, 0] = True
-            words = torch.zeros_like(words).scatter(1, order, ordered * keep)
-        return self.draw.among(words)
+        return words.argmax(1) if self.weighing is None else self.draw.among(self.weighing(words))
 
 
 def step(model: Any, generations: Sequence[Generation]) -> list[list[Piece]]:
@@ -189,12 +168,9 @@ def step(model: Any, generations: Sequence[Generation]) -> list[list[Piece]]:
 
 
 def _advance(distributions: HMMDistributions, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-    predicted = distributions.start.expand(len(rows), -1).clone()
-    going = [i for i, row in enumerate(rows) if row.block is not None]
-    if going:
-        blocks = [rows[i].block for i in going]
-        alpha = torch.stack([rows[i].alpha for i in going])  # type: ignore[misc]
-        predicted[going] = distributions.forward_step_from(blocks, alpha)  # type: ignore[arg-type]
+    nothing = distributions.start.new_zeros(distributions.states_per_block)
+    alpha = torch.stack([nothing if row.alpha is None else row.alpha for row in rows])
+    predicted = distributions.predict([-1 if row.block is None else row.block for row in rows], alpha)
     return predicted, distributions.emit(predicted)
 
 

@@ -70,8 +70,7 @@ class VlhmmLM(LM):  # type: ignore[misc]
         return answers
 
     def _ids(self, text: str) -> list[int]:
-        ids = self.tokenizer.encode(text)
-        return ids[1:] if ids[:1] == [self.tokenizer.bos] else ids
+        return list(self.tokenizer.bare(self.tokenizer.encode(text)))
 
 
 def main() -> None:

@@ -5,6 +5,8 @@ from typing import Any
 from vlhmm.server.limits import Limits
 
 Schema = dict[str, Any]
+_TEXT: Schema = {"type": "string"}
+_BOOLEAN: Schema = {"type": "boolean"}
 
 
 def document(version: str, limits: Limits, vocab_size: int, needs_key: bool) -> Schema:
@@ -15,7 +17,7 @@ def document(version: str, limits: Limits, vocab_size: int, needs_key: bool) -> 
         "/metrics": {"get": _get("Counters in Prometheus' text format", content="text/plain")},
         "/openapi.json": {"get": _get("This document")},
         "/v1/models": {"get": _get("The one model that is served")},
-        "/v1/models/{model}": {"get": _get("The model by its name", [_path("model", {"type": "string"})])},
+        "/v1/models/{model}": {"get": _get("The model by its name", [_path("model", _TEXT)])},
         "/tokenizer_info": {"get": _get("Special tokens and the size of the vocabulary")},
         "/v1/summary": {"get": _get("Sizes, the most used states, blocks and words", [_top(20)], computed=True)},
         "/v1/map": {"get": _get("The block-by-block transition matrix", computed=True)},
@@ -23,7 +25,7 @@ def document(version: str, limits: Limits, vocab_size: int, needs_key: bool) -> 
             "get": _get("What a state stands for", [_path("state", _integer(0)), _top()], computed=True)
         },
         "/v1/words/{word}": {
-            "get": _get("Where a word comes from", [_path("word", {"type": "string"}), _top()], computed=True)
+            "get": _get("Where a word comes from", [_path("word", _TEXT), _top()], computed=True)
         },
         "/v1/blocks/{block}": {
             "get": _get("What a block stands for", [_path("block", _integer(0)), _top()], computed=True)
@@ -31,7 +33,7 @@ def document(version: str, limits: Limits, vocab_size: int, needs_key: bool) -> 
         "/tokenize": {
             "post": _post(
                 "Ids of a text",
-                _request({"model": model, "prompt": _text(), "add_special_tokens": _boolean()}, "prompt"),
+                _request({"model": model, "prompt": _TEXT, "add_special_tokens": _BOOLEAN}, "prompt"),
             )
         },
         "/detokenize": {
@@ -39,12 +41,12 @@ def document(version: str, limits: Limits, vocab_size: int, needs_key: bool) -> 
         },
         "/v1/completions": {"post": _post("Complete, fill or score texts", _completion(limits, vocab_size))},
         "/v1/score": {
-            "post": _post("Log-probability of every token", _request({"text": _text(), "eos": _boolean()}, "text"))
+            "post": _post("Log-probability of every token", _request({"text": _TEXT, "eos": _BOOLEAN}, "text"))
         },
         "/v1/next": {
             "post": _post(
                 "The exact distribution of the next word",
-                _request({"context": _text(), "top_k": _integer(1, max(1000, vocab_size))}),
+                _request({"context": _TEXT, "top_k": _integer(1, max(1000, vocab_size))}),
             )
         },
         "/v1/posteriors": {
@@ -53,7 +55,7 @@ def document(version: str, limits: Limits, vocab_size: int, needs_key: bool) -> 
                 _request(
                     {
                         "text": {"type": "string", "pattern": r"\S"},
-                        "eos": _boolean(),
+                        "eos": _BOOLEAN,
                         "top_k": _integer(1, limits.logprobs),
                         "num_states": _integer(1, limits.logprobs),
                     },
@@ -238,11 +240,11 @@ def _completion(limits: Limits, vocab_size: int) -> Schema:
             "seed": _integer(-(1 << 63), (1 << 63) - 1),
             "stop": _strings(4),
             "logprobs": _integer(0, limits.logprobs) | {"type": ["integer", "null"]},
-            "echo": _boolean(),
-            "stream": _boolean(),
+            "echo": _BOOLEAN,
+            "stream": _BOOLEAN,
             "stream_options": {
                 "type": ["object", "null"],
-                "properties": {"include_usage": _boolean()},
+                "properties": {"include_usage": _BOOLEAN},
                 "description": "include_usage: a last event with the numbers of tokens",
             },
             "structured_outputs": structured,
@@ -267,13 +269,13 @@ def _infill(limits: Limits) -> Schema:
             "n": _integer(1, limits.n),
             "seed": _integer(-(1 << 63), (1 << 63) - 1),
             "top_k": _integer(1, limits.logprobs),
-            "stream": _boolean(),
-            "eos": _boolean(),
-            "allow_eos": _boolean(),
+            "stream": _BOOLEAN,
+            "eos": _BOOLEAN,
+            "allow_eos": _BOOLEAN,
             "scope": {"enum": ["text", "gaps"]},
             "must_contain": _strings(16),
             "must_not": _strings(16),
-            "in_order": _boolean(),
+            "in_order": _BOOLEAN,
             "regex": _strings(8),
             "length": {
                 "type": "array",
@@ -294,14 +296,6 @@ def _object(properties: Schema, *required: str) -> Schema:
 def _request(properties: Schema, *required: str) -> Schema:
     """Return the schema of a body that allows no other fields."""
     return _object(properties, *required) | {"additionalProperties": False}
-
-
-def _text() -> Schema:
-    return {"type": "string"}
-
-
-def _boolean() -> Schema:
-    return {"type": "boolean"}
 
 
 def _integer(low: int, high: int | None = None, description: str | None = None) -> Schema:

@@ -11,14 +11,7 @@ from typing import Any
 import numpy as np
 
 from vlhmm.constraints.automaton import Automaton
-from vlhmm.constraints.constraint import (
-    Constraint,
-    compile_constraint,
-    length,
-    must_contain,
-    must_not,
-    regex,
-)
+from vlhmm.constraints.constraint import Constraint, compile_constraint, length, must_contain, must_not, regex
 from vlhmm.data.tokenizer import TokenVocabulary
 from vlhmm.data.user_text import generator_of, known_word
 from vlhmm.data.vocabulary import EOS
@@ -81,11 +74,7 @@ def text_posteriors(
     for t, word in enumerate(known.words):
         best = known.smoothed[t].topk(min(num_states, known.smoothed.shape[1]))
         states = [
-            {
-                "state": int(known.states[t, slot]),
-                "smoothed": value,
-                "filtered": float(known.filtered[t, slot]),
-            }
+            {"state": int(known.states[t, slot]), "smoothed": value, "filtered": float(known.filtered[t, slot])}
             for slot, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
         places.append(
@@ -113,9 +102,7 @@ def text_posteriors(
 def constraint_of(model: Any, body: read.Body, limits: Limits) -> Constraint | None:
     """Return the conjunction of the constraints in a request, or None."""
     parts: list[tuple[str, Constraint]] = []
-    asked = [
-        name for name in ("must_contain", "must_not", "regex", "length") if body.get(name) is not None
-    ]
+    asked = [name for name in ("must_contain", "must_not", "regex", "length") if body.get(name) is not None]
     if asked and isinstance(model.vocabulary, TokenVocabulary):
         raise RequestError(
             f"{asked[0]} speaks of words, and the model's tokens are pieces of words; use structured_outputs of "
@@ -130,10 +117,7 @@ def constraint_of(model: Any, body: read.Body, limits: Limits) -> Constraint | N
     if absent:
         parts.append(("must_not", must_not(*absent)))
     for pattern in read.strings(body, "regex", 8):
-        if len(pattern) > limits.regex_chars:
-            raise RequestError(
-                f"regex has {len(pattern):,} characters, expected at most {limits.regex_chars:,}", "regex"
-            )
+        check_pattern(pattern, limits, "regex")
         with about("regex"):
             parts.append(("regex", regex(pattern)))
     if body.get("length") is not None:
@@ -143,6 +127,12 @@ def constraint_of(model: Any, body: read.Body, limits: Limits) -> Constraint | N
             for word in sorted(part.words()):
                 known_word(model.vocabulary, word)
     return reduce(and_, (part for _, part in parts)) if parts else None
+
+
+def check_pattern(pattern: str, limits: Limits, param: str) -> None:
+    """Raise a RequestError if a regular expression is too long."""
+    if len(pattern) > limits.regex_chars:
+        raise RequestError(f"regex has {len(pattern):,} characters, expected at most {limits.regex_chars:,}", param)
 
 
 def check_template(model: Any, template: str, limits: Limits) -> None:
@@ -277,13 +267,10 @@ def structured(model: Any, wish: object, limits: Limits) -> Constraint | Automat
         return over_characters(model, lambda texts: texts.json_schema(wish["json"], limits.automaton_states))
     if kind == "regex":
         pattern = read.text(wish, "regex")
-        if len(pattern) > limits.regex_chars:
-            raise RequestError(f"regex has {len(pattern):,} characters, expected at most {limits.regex_chars:,}", name)
-        return (
-            over_characters(model, lambda texts: texts.regex(pattern, limits.automaton_states))
-            if subwords
-            else regex(pattern)
-        )
+        check_pattern(pattern, limits, name)
+        if subwords:
+            return over_characters(model, lambda texts: texts.regex(pattern, limits.automaton_states))
+        return regex(pattern)
     found = read.strings(wish, "choice", 256)
     if not found or any(not text.split() for text in found):
         raise RequestError("choice takes a list of texts of at least one word each", name)

@@ -4,7 +4,7 @@ import difflib
 import json
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, overload
 
 from vlhmm.server.errors import RequestError
 
@@ -31,6 +31,10 @@ def check_fields(body: Body, known: Collection[str]) -> None:
             raise RequestError(f"no field {name[:60]!r}; {remedy}", name[:60])
 
 
+@overload
+def integer(body: Body, name: str, default: int, low: int, high: int) -> int: ...
+@overload
+def integer(body: Body, name: str, default: None, low: int, high: int) -> int | None: ...
 def integer(body: Body, name: str, default: int | None, low: int, high: int) -> int | None:
     """Return a whole number from `low` to `high`; null counts as absent."""
     value = body.get(name)

@@ -34,6 +34,10 @@ class Tokenizer:
             ids += [id_of.get(word, unk) for word in line.split()]
         return ids
 
+    def bare(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return ids without <bos>, at which the chain starts anyway."""
+        return ids[1:] if ids and ids[0] == self.bos else ids
+
     def sentence(self, text: str) -> str:
         """Return a text as the library's queries take it, which read a newline as a blank and know no <bos>."""
         if text.split(maxsplit=1)[:1] == [BOS] and BOS not in self.vocabulary:
@@ -103,9 +107,6 @@ class SubwordTokenizer(Tokenizer):
     """A Hugging Face tokenizer. Pieces include their blanks; the end of a text is a token."""
 
     vocabulary: TokenVocabulary
-
-    def __init__(self, vocabulary: TokenVocabulary) -> None:
-        super().__init__(vocabulary)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, after <bos> if it begins with that."""

@@ -162,16 +162,11 @@ def _product(left: ByteAutomaton, right: ByteAutomaton, both: bool, max_states: 
     delta = delta[swap]
     delta = np.where(delta == DEAD, DEAD, swap[delta])[:, byte_class].astype(np.int32)
     result = minimal(ByteAutomaton(delta, accept[swap]))
-    check_size(result, max_states)
+    check_size(result.num_states, max_states)
     return result
 
 
-def check_size(automaton: ByteAutomaton, max_states: int) -> None:
-    """Raise a QueryError if the automaton has more than `max_states` states."""
-    check_count(automaton.num_states, max_states)
-
-
-def check_count(num_states: int, max_states: int) -> None:
+def check_size(num_states: int, max_states: int) -> None:
     """Raise a QueryError if `num_states` exceeds `max_states`."""
     if num_states > max_states:
         raise QueryError(_too_large(f"{num_states:,}", max_states))

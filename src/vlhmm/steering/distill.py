@@ -1,4 +1,4 @@
-"""Distill a language model into an HMM: draw samples, train on them, evaluate on held-out samples.
+"""Distill a language model into an HMM: draw samples to train on, and evaluate on held-out ones.
 
 Samples are stored in shards, `RUN/samples/00000.jsonl` and so on, each written atomically. A shard is a function of the
 seed and its number, so an interrupted run continues with the first missing shard and produces the same text.
@@ -20,7 +20,6 @@ import torch
 import vlhmm.api
 from vlhmm.baselines.kneser_ney import estimate
 from vlhmm.data.atomic_io import write_atomically
-from vlhmm.data.corpora import Corpus
 from vlhmm.data.manifest import MODEL_FILES
 from vlhmm.data.text import Text
 from vlhmm.data.tokenizer import TokenLine, TokenVocabulary, encode_tokens, read_token_lines
@@ -29,8 +28,7 @@ from vlhmm.evaluation.mixture import component_log_probs, fit_weights, mixture_l
 from vlhmm.evaluation.protocol import LanguageModel
 from vlhmm.limits import MAX_NEW_TOKENS, check_range
 from vlhmm.steering.llm import CachedReader, draw_ids, left_padded
-from vlhmm.training import trainer
-from vlhmm.training.config import RunConfig
+from vlhmm.training.trainer import TrainResult
 
 if TYPE_CHECKING:
     from vlhmm.steering.llm import LLM
@@ -259,7 +257,7 @@ def llm_log_probs(
     return np.concatenate(result)
 
 
-# ---- training and the report
+# ---- the report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,36 +285,6 @@ class DistillationReport:
         write_atomically(Path(folder) / REPORT, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
 
-def train_on_samples(
-    samples: Samples,
-    vocabulary: TokenVocabulary,
-    config: RunConfig,
-    out: str | Path,
-    *,
-    time_limit: float | None = None,
-    memory: int | None = None,
-    device: str = "cpu",
-    progress: Callable[[trainer.Status], None] | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-    log: Callable[[str], None] = lambda line: None,
-    described: dict[str, str | None] | None = None,
-) -> trainer.TrainResult:
-    """Train an HMM on the samples, or resume its run."""
-    corpus = Corpus("samples", vocabulary, samples.train, samples.valid, None)
-    return trainer.train(
-        corpus,
-        config,
-        out,
-        time_limit=time_limit,
-        memory=memory,
-        device=device,
-        progress=progress,
-        should_stop=should_stop,
-        log=log,
-        described=dict(described or {}),
-    )
-
-
 def size_of_model(folder: str | Path) -> int:
     """Return the size in bytes of the model files of a run folder."""
     return sum(path.stat().st_size for name in MODEL_FILES if (path := Path(folder) / name).exists())
@@ -325,7 +293,7 @@ def size_of_model(folder: str | Path) -> int:
 def report_on(
     run: str | Path,
     samples: Samples,
-    result: trainer.TrainResult,
+    result: TrainResult,
     llm_nats: float | None = None,
     temperature: float | None = None,
     memory: int | None = None,

@@ -59,11 +59,6 @@ class LLM:
             raise ConfigError(f"the tokenizer of {self.name} has no tokenizer.json; use a model with a fast tokenizer")
         return TokenVocabulary.from_bytes(backend.to_str().encode(), self.end_ids[0], f"the tokenizer of {self.name}")
 
-    @property
-    def width(self) -> int:
-        """Return the number of logits. Some models have more than their tokenizer has ids."""
-        return int(self.model.config.get_text_config().vocab_size)
-
     def prompt_ids(self, prompt: str, template: str | None = None) -> list[int]:
         """Return the ids that precede an answer.
 

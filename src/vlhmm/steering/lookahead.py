@@ -184,7 +184,7 @@ class LookaheadTable:
             factor = np.exp(scale_before[self._leaf_target] - np.repeat(leaf_scale, np.diff(self._leaf_pair_first)))
         gamma = np.zeros((len(leaves), hmm.states_per_block), dtype=self._pair_emission.dtype)
         parallel(
-            _gamma, _bounds(len(leaves), 1), leaves, self._leaf_pair_first, self._leaf_pair, self._leaf_target,
+            _gamma, _bounds(len(leaves)), leaves, self._leaf_pair_first, self._leaf_pair, self._leaf_target,
             factor, self._leaf_block, self._pair_emission, self.values[-1].numpy(), self.row_of[-1], gamma,
         )  # fmt: skip
         # rows of the tree, renumbered over the active ones
@@ -209,7 +209,7 @@ class LookaheadTable:
         block_first = np.searchsorted(self._leaf_block[leaves], np.arange(hmm.num_blocks + 1))
         for first, tiles in hmm.tile_parts():
             parallel(
-                _product, _bounds(len(tiles), 1), tiles.numpy(), gamma, block_first,
+                _product, _bounds(len(tiles)), tiles.numpy(), gamma, block_first,
                 _joined(plan_left, np.int64), _joined(plan_right, np.int64), _joined(left_factor, gamma.dtype),
                 _joined(right_factor, gamma.dtype), np.array(first_row), np.where(alive, number[roots], -1), first,
                 result.numpy(),
@@ -242,12 +242,10 @@ def _joined(parts: list[np.ndarray], dtype: np.dtype | type) -> np.ndarray:
     return np.concatenate([np.zeros(0), *parts]).astype(dtype)
 
 
-def _bounds(count: int, width: int) -> np.ndarray:
-    """Divide `count` items into a few runs per thread, in multiples of `width`."""
-    runs = max(1, min(4 * torch.get_num_threads(), -(-count // width)))
-    bounds = np.linspace(0, count, runs + 1).astype(np.int64)
-    bounds[1:-1] = bounds[1:-1] // width * width
-    return bounds
+def _bounds(count: int) -> np.ndarray:
+    """Divide `count` items into a few runs per thread."""
+    runs = max(1, min(4 * torch.get_num_threads(), count))
+    return np.linspace(0, count, runs + 1).astype(np.int64)
 
 
 @kernel

@@ -11,6 +11,7 @@ would make every automaton twenty times larger.
 import json
 from collections.abc import Sequence
 from functools import reduce
+from operator import and_
 
 from vlhmm.errors import ConfigError, QueryError
 from vlhmm.steering import byte_automaton
@@ -31,29 +32,22 @@ class TextConstraint:
     """
 
     def __init__(self, description: str, automaton: ByteAutomaton, max_states: int = MAX_STATES) -> None:
-        byte_automaton.check_size(automaton, max_states)
+        byte_automaton.check_size(automaton.num_states, max_states)
         self.description, self.automaton, self.max_states = description, automaton, max_states
 
     def __and__(self, other: "TextConstraint") -> "TextConstraint":
         limit = max(self.max_states, other.max_states)
-        return TextConstraint(
-            f"({self.description} & {other.description})",
-            byte_automaton.intersection(self.automaton, other.automaton, limit),
-            limit,
-        )
+        automaton = byte_automaton.intersection(self.automaton, other.automaton, limit)
+        return TextConstraint(f"({self.description} & {other.description})", automaton, limit)
 
     def __or__(self, other: "TextConstraint") -> "TextConstraint":
         limit = max(self.max_states, other.max_states)
-        return TextConstraint(
-            f"({self.description} | {other.description})",
-            byte_automaton.union(self.automaton, other.automaton, limit),
-            limit,
-        )
+        automaton = byte_automaton.union(self.automaton, other.automaton, limit)
+        return TextConstraint(f"({self.description} | {other.description})", automaton, limit)
 
     def __invert__(self) -> "TextConstraint":
-        return TextConstraint(
-            f"~{self.description}", byte_automaton.complement(self.automaton, self.max_states), self.max_states
-        )
+        automaton = byte_automaton.complement(self.automaton, self.max_states)
+        return TextConstraint(f"~{self.description}", automaton, self.max_states)
 
     def __repr__(self) -> str:
         return f"TextConstraint({self.description}, {self.automaton.num_states} states)"
@@ -104,7 +98,7 @@ def must_include(*items: str | Sequence[str], any_case: bool = False, max_states
     for item in items:
         alternatives = [item] if isinstance(item, str) else list(item)
         parts.append(TextConstraint(f"must_include({item!r})", _including(alternatives, any_case), max_states))
-    whole = reduce(lambda left, right: left & right, parts)
+    whole = reduce(and_, parts)
     whole.description = f"must_include{items!r}"
     return whole
 
@@ -121,7 +115,7 @@ def words(low: int, high: int | None = None) -> TextConstraint:
     """Accept texts of `low` to `high` words (runs of characters between white space). None means no upper limit."""
     if low < 0 or (high is not None and high < low):
         raise QueryError(f"words({low}, {high}): expected 0 <= low <= high")
-    byte_automaton.check_count(8 * max(low, high or 0), MAX_STATES)  # states inside multi-byte characters included
+    byte_automaton.check_size(8 * max(low, high or 0), MAX_STATES)  # states inside multi-byte characters included
     space, other = f"[{_SPACE}]", f"[^{_SPACE}]"
     more = "" if high is None else str(high - 1)
     if high == 0:
@@ -206,7 +200,7 @@ def constraint(
         parts.append(_suffix(suffix))
     if sentence_end:
         parts.append(_sentence_end())
-    return reduce(lambda left, right: left & right, parts) if parts else anything()
+    return reduce(and_, parts) if parts else anything()
 
 
 def escape(text: str) -> str:
@@ -217,7 +211,7 @@ def escape(text: str) -> str:
 def _check_texts(name: str, texts: Sequence[str]) -> None:
     if not texts or not all(texts):
         raise QueryError(f"{name}: a text is empty, expected words or phrases")
-    byte_automaton.check_count(max(len(text.encode()) for text in texts), MAX_STATES)  # one state per byte
+    byte_automaton.check_size(max(len(text.encode()) for text in texts), MAX_STATES)  # one state per byte
 
 
 def _alternatives(texts: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from typing import Protocol
 import numba
 import numpy as np
 
+from vlhmm.data.tokenizer import byte_of_character
 from vlhmm.errors import ConfigError, QueryError
 from vlhmm.steering.byte_automaton import DEAD, ByteAutomaton, equivalent
 
@@ -171,7 +172,7 @@ def token_bytes(tokenizer: Tokenizer, vocab_size: int | None = None) -> list[byt
     added = getattr(tokenizer, "added_tokens_decoder", None) or {}
     special |= {token for token, entry in added.items() if getattr(entry, "special", False)}
     plain = {token: text for text, token in vocab.items() if token not in special}
-    byte_of_letter = _byte_letters()
+    byte_of_letter = byte_of_character()
     ordinary = {token: text for token, text in plain.items() if token not in added}
     byte_level = all(letter in byte_of_letter for text in ordinary.values() for letter in text)
     if not byte_level and not any("\u2581" in text for text in ordinary.values()):
@@ -201,10 +202,3 @@ def _check_bytes(tokenizer: Tokenizer, pieces: list[bytes | None]) -> None:
         raise ConfigError(
             f"the tokenizer changes the text it reads ({text!r} became {written!r}); steering needs one that preserves it"
         )
-
-
-def _byte_letters() -> dict[str, int]:
-    """Return the byte of each letter of byte-level BPE: printable bytes stand for themselves, others for U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vlhmm.clustering import cluster_words, frequency_blocks
+from vlhmm.clustering.assignments import frequency_blocks
 from vlhmm.clustering.blocks import Blocks, allocate_states
+from vlhmm.clustering.cluster import cluster_words
 from vlhmm.components.config import ModelConfig
 from vlhmm.data.prepared import token_stream, word_counts_of
 from vlhmm.data.text import Text

@@ -5,8 +5,9 @@ they are read.
 """
 
 import copy
-from collections.abc import Iterator
 from typing import Any
+
+from vlhmm.config import flattened
 
 # Settings that no longer exist, with the value that had no effect. A run with another value can be used, not resumed.
 REMOVED: dict[str, Any] = {
@@ -50,12 +51,3 @@ def _pop(settings: dict[str, Any], dotted: str) -> list[Any]:
     group, _, name = dotted.partition(".")
     place = settings.get(group)
     return [place.pop(name)] if isinstance(place, dict) and name in place else []
-
-
-def flattened(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) for every setting of nested groups."""
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from flattened(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from vlhmm.clustering.blocks import Blocks
-from vlhmm.config import to_dict
+from vlhmm.config import flattened, to_dict
 from vlhmm.data.corpora import Corpus, digest
 from vlhmm.errors import CheckpointError, ConfigError
 from vlhmm.training.config import RunConfig
@@ -82,16 +82,13 @@ def check_same_run(folder: RunFolder, corpus: Corpus, config: RunConfig, hook: T
 
 def check_same_settings(folder: RunFolder, stored: RunConfig, config: RunConfig) -> None:
     """Raise ConfigError naming the first setting that differs from the run in the folder."""
-    ours, theirs = to_dict(config), to_dict(stored)
-    for part in ours:
-        pairs = ours[part].items() if isinstance(ours[part], dict) else [("", ours[part])]
-        for name, value in pairs:
-            other = theirs[part][name] if name else theirs[part]
-            if other != value and name not in ("checkpoint_seconds", "calibrate"):
-                path = f"{part}.{name}" if name else part
-                raise ConfigError(
-                    f"{folder.path} holds a run with {path}={other}, asked for {value}; choose another --out, or remove that folder"
-                )
+    theirs = dict(flattened(to_dict(stored)))
+    for name, value in flattened(to_dict(config)):
+        if theirs[name] != value and name not in ("training.checkpoint_seconds", "training.calibrate"):
+            raise ConfigError(
+                f"{folder.path} holds a run with {name}={theirs[name]}, asked for {value}; choose another --out, "
+                "or remove that folder"
+            )
 
 
 def about_extra(corpus: Corpus) -> dict[str, Any]:

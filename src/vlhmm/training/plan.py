@@ -10,7 +10,7 @@ from vlhmm.data.prepared import PreparedText
 from vlhmm.data.text import Text, shards, shuffled
 from vlhmm.errors import ConfigError
 from vlhmm.training.config import TrainingConfig
-from vlhmm.training.shares import extra_plan, share_plan
+from vlhmm.training.shares import extra_plan, share_plan, whole_text
 from vlhmm.training.unknown_words import UnknownWords
 
 
@@ -38,21 +38,12 @@ def make_plan(
             )
         if isinstance(extra, PreparedText):
             return extra_plan(extra, text, config, unknown)
-        parts = [
-            sentence_batches(part, config.batch_tokens)
-            for part in shards(extra, config.extra_tokens or text.num_tokens)
-        ]
-        if unknown is not None and unknown.any:
-            held_out = unknown
-            return lambda epoch: [
-                [*sentence_batches(held_out.at(epoch), config.batch_tokens), *parts[epoch % len(parts)]]
-            ]
-        whole = sentence_batches(text, config.batch_tokens)
-        steps = [[*whole, *part] for part in parts]
-        return lambda epoch: [steps[epoch % len(steps)]]
+        shares = shards(extra, config.extra_tokens or text.num_tokens)
+        parts = [sentence_batches(share, config.batch_tokens) for share in shares]
+        read = whole_text(text, config, unknown)
+        return lambda epoch: [[*read(epoch), *parts[epoch % len(parts)]]]
     if unknown is not None and unknown.any:
-        held_out = unknown
-        return lambda epoch: make_plan(held_out.at(epoch), config, eos)(epoch)
+        return lambda epoch: make_plan(unknown.at(epoch), config, eos)(epoch)
     if isinstance(text, PreparedText):
         return share_plan(text, config)
     if config.context == "paper":

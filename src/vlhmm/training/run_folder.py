@@ -33,6 +33,7 @@ from vlhmm.data.manifest import (
     check_contents,
     check_manifest,
     check_names,
+    checksum_of,
     confined,
     content_of,
     read_manifest,
@@ -305,7 +306,7 @@ class RunFolder:
         content = content_of(self.checkpoint_path / name)
         assert content is not None
         state = {**state, "tensors": name, "tensors_blake2b": content.blake2b}
-        state["checksum"] = _checksum(state)
+        state["checksum"] = checksum_of(state)
         write_atomically(self.checkpoint_path / "state.json", (json.dumps(state) + "\n").encode())
         for old in self.checkpoint_path.glob("*.safetensors*"):
             if old.name not in (name, BEST_COPY):
@@ -320,7 +321,7 @@ class RunFolder:
         remedy = f"restore it, or remove {self.checkpoint_path} to start over"
         checksum, tensors_checksum = state.get("checksum"), state.get("tensors_blake2b")
         rest = {name: value for name, value in state.items() if name != "checksum"}
-        if (checksum is not None or tensors_checksum is not None) and checksum != _checksum(rest):
+        if (checksum is not None or tensors_checksum is not None) and checksum != checksum_of(rest):
             raise CheckpointError(f"{path} is damaged: it does not match its own checksum; {remedy}")
         values = {name: value for name, value in rest.items() if name not in ("tensors", "tensors_blake2b")}
         try:
@@ -403,10 +404,6 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
 
 def _cannot_write(path: Path, error: Exception) -> CheckpointError:
     return CheckpointError(f"cannot write {path}: {error}; free some space or choose another --out")
-
-
-def _checksum(values: dict[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=32).hexdigest()
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

@@ -85,22 +85,23 @@ def share_plan(text: PreparedText, config: TrainingConfig) -> SharePlan:
     return SharePlan(text, share, config.batch_tokens, config.seed)
 
 
-class ExtraShares:
-    """epoch -> one step: the training text and the next share of an extra one; after all shares they are shuffled again."""
-
-    def __init__(self, training_text: Callable[[int], list[Batch]], shares: SharePlan) -> None:
-        self.training_text, self.shares = training_text, shares
-
-    def __call__(self, epoch: int) -> list[list[Batch]]:
-        turn, index = divmod(epoch, self.shares.num_shares)
-        return [[*self.training_text(epoch), *self.shares(turn)[index]]]
-
-
-def extra_plan(extra: PreparedText, text: Text, config: TrainingConfig, unknown: UnknownWords | None) -> ExtraShares:
-    """Return the plan of a run that reads the whole training text and a share of a prepared extra text in every step."""
+def extra_plan(
+    extra: PreparedText, text: Text, config: TrainingConfig, unknown: UnknownWords | None
+) -> Callable[[int], list[list[Batch]]]:
+    """Return epoch -> one step: the training text and the next share of an extra one. The shares come in a new order each time."""
     shares = SharePlan(extra, config.extra_tokens or text.num_tokens, config.batch_tokens, config.seed)
+    read = whole_text(text, config, unknown)
+
+    def steps(epoch: int) -> list[list[Batch]]:
+        turn, index = divmod(epoch, shares.num_shares)
+        return [[*read(epoch), *shares(turn)[index]]]
+
+    return steps
+
+
+def whole_text(text: Text, config: TrainingConfig, unknown: UnknownWords | None) -> Callable[[int], list[Batch]]:
+    """Return epoch -> batches of all sentences: the same ones in every epoch, unless words are held out."""
     if unknown is not None and unknown.any:
-        held_out = unknown
-        return ExtraShares(lambda epoch: sentence_batches(held_out.at(epoch), config.batch_tokens), shares)
+        return lambda epoch: sentence_batches(unknown.at(epoch), config.batch_tokens)
     whole = sentence_batches(text, config.batch_tokens)
-    return ExtraShares(lambda epoch: whole, shares)
+    return lambda epoch: whole

@@ -68,11 +68,6 @@ class UnknownWords:
         """Whether any word is held out."""
         return len(self.places) > 0
 
-    @property
-    def mass(self) -> float:
-        """The expected share of <unk> among all tokens."""
-        return float(self.probability.sum()) / max(1, self.text.num_tokens)
-
     def at(self, epoch: int) -> Text:
         """Return the text of an epoch, a function of (seed, epoch). O(N)."""
         if not self.any:

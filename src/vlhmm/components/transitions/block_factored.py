@@ -15,6 +15,7 @@ from vlhmm.components.transitions.tiles import (
     block_bound,
     columns_to_log,
     cut,
+    detached,
     runs,
 )
 
@@ -39,10 +40,7 @@ class BlockFactored:
 
     def to(self, **how: Any) -> "BlockFactored":
         """Return a detached copy with its factors in another dtype or on another device."""
-        moved: dict[str, Any] = {
-            name: None if getattr(self, name) is None else getattr(self, name).detach().to(**how)
-            for name in ("log_block", "source", "target", "logits")
-        }
+        moved = detached(self, ("log_block", "source", "target", "logits"), **how)
         moved["log_block"] = moved["log_block"].log_softmax(-1)  # a wider type shows what rounding had left over
         return replace(self, **moved)
 
@@ -71,8 +69,7 @@ class BlockFactored:
             scores = self.logits[block, :, slot].contiguous()
         else:
             assert self.source is not None and self.target is not None
-            flat = None if out is None else out
-            scores = torch.mm(self.source[block, slot], self.target.flatten(0, 1).t(), out=flat)
+            scores = torch.mm(self.source[block, slot], self.target.flatten(0, 1).t(), out=out)
             scores = scores.view(len(states), num_blocks, num_slots)
         self.within(scores, every)
         scores *= self.log_block[block, slot].exp()[..., None]
@@ -94,10 +91,9 @@ class BlockFactored:
                 assert self.source is not None and self.target is not None
                 entered = self.target[to]
                 torch.matmul(self.source[block], entered.transpose(1, 2), out=tiles)
-                if self.enterable is not None:
-                    allowed = columns_to_log(self.enterable, tiles.dtype)
-                    if allowed is not None:
-                        tiles += allowed[to][:, None]
+                allowed = columns_to_log(self.enterable, tiles.dtype)
+                if allowed is not None:
+                    tiles += allowed[to][:, None]
                 torch.softmax(tiles, -1, out=tiles)
             tiles *= self.log_block[block, :, to].exp().t()[..., None]
         return out
@@ -155,18 +151,8 @@ class _TiledSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx,
-        source,
-        target,
-        transition: BlockFactored,
-        from_block,
-        to_block,
-        counts,
-        departures,
-        with_value,
-        known,
-        slots,
-    ):
+        ctx, source, target, transition: BlockFactored, from_block, to_block, counts, departures, with_value, known, slots
+    ):  # fmt: skip
         source, target, log_block = source.detach(), target.detach(), transition.log_block.detach()
         d_source, d_target = torch.zeros_like(source), torch.zeros_like(target)
         value = torch.zeros((), dtype=torch.float64, device=source.device)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vlhmm.components.transitions.tiles import BlockIds, TileCounts, block_bound, columns_to_log, runs
+from vlhmm.components.transitions.tiles import BlockIds, TileCounts, block_bound, columns_to_log, detached, runs
 from vlhmm.inference.low_rank_torch import ChannelCounts
 
 
@@ -33,9 +33,9 @@ class LowRank:
 
     def to(self, **how: Any) -> "LowRank":
         """Return a detached copy with its factors in another dtype or on another device."""
-        source, target = (factor.detach().to(**how) for factor in (self.source, self.target))
-        log_block = self.log_block.detach().to(**how).log_softmax(-1)  # a wider type shows what rounding had left over
-        return replace(self, log_block=log_block, source=source, target=target)
+        moved = detached(self, ("log_block", "source", "target"), **how)
+        moved["log_block"] = moved["log_block"].log_softmax(-1)  # a wider type shows what rounding had left over
+        return replace(self, **moved)
 
     def largest_score(self) -> Tensor:
         """Return a bound on the absolute scores: exponentials of differences, not a product of the two."""

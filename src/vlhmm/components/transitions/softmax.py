@@ -22,6 +22,7 @@ from vlhmm.components.transitions.tiles import (
     add_tiles_of_runs,
     columns_to_log,
     departures_of_rows,
+    detached,
     dot_tiles,
     row_tiles,
     run_of_pair,
@@ -53,11 +54,7 @@ class Softmax:
 
     def to(self, **how: Any) -> "Softmax":
         """Return a detached copy with its factors in another dtype or on another device."""
-        moved: dict[str, Any] = {
-            name: None if getattr(self, name) is None else getattr(self, name).detach().to(**how)
-            for name in ("source", "target", "logits")
-        }
-        return replace(self, **moved, log_normalizer=None)
+        return replace(self, **detached(self, ("source", "target", "logits"), **how), log_normalizer=None)
 
     @torch.no_grad()
     def normalized(self) -> "Softmax":

@@ -1,15 +1,18 @@
 """Pairs of blocks and their (K, K) tiles: functions that every kind of transition uses."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 BlockIds = Int[Tensor, " pair"]
-
-
 TileCounts = Float[Tensor, "pair slot slot"]
+FEW_STATES = 16  # of a block: up to here one call moves the tiles of many runs, as one for each costs more than its arithmetic
+EVERY = slice(None)  # the slots of a block whose rows are looked at: all of them
+PAIRS_AT_ONCE = 256  # of tiles that are added up by states: their positions take eight bytes an entry
+ENTRIES_AT_ONCE = 1 << 20  # of tiles side by side: 4 MB, which stay in cache from one operation to the next
+ROWS_AT_ONCE = 512  # of the transition matrix: enough for matrix products to run at full speed, 32 MB at 2^14 columns
 
 
 def columns_to_log(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -17,6 +20,12 @@ def columns_to_log(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     if mask is None or bool(mask.all()):
         return None
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+
+
+def detached(owner: object, names: tuple[str, ...], **how: Any) -> dict[str, Any]:
+    """Return some factors of a transition, those that it has, in another dtype or on another device."""
+    factors = {name: getattr(owner, name) for name in names}
+    return {name: None if factor is None else factor.detach().to(**how) for name, factor in factors.items()}
 
 
 class Run(NamedTuple):
@@ -52,21 +61,6 @@ def run_of_pair(tile: list[Run], device: torch.device) -> Int[Tensor, " pair"]:
 def tiles_of(rows: Tensor, num_rows: int, num_slots: int) -> Tensor:
     """Return a view of rows (rows of the runs, S) as tiles (runs, blocks, rows of a block, K)."""
     return rows.view(len(rows) // num_rows, num_rows, -1, num_slots).transpose(1, 2)
-
-
-FEW_STATES = 16  # of a block: up to here one call moves the tiles of many runs, as one for each costs more than its arithmetic
-
-
-EVERY = slice(None)  # the slots of a block whose rows are looked at: all of them
-
-
-PAIRS_AT_ONCE = 256  # of tiles that are added up by states: their positions take eight bytes an entry
-
-
-ENTRIES_AT_ONCE = 1 << 20  # of tiles side by side: 4 MB, which stay in cache from one operation to the next
-
-
-ROWS_AT_ONCE = 512  # of the transition matrix: enough for matrix products to run at full speed, 32 MB at 2^14 columns
 
 
 def row_tiles(from_block: Tensor, num_slots: int) -> list[list[Run]]:

@@ -160,8 +160,7 @@ def blocks_of(batch: Batch, block_of_word: Int[Tensor, " word"]) -> Int[Tensor, 
 def k_means(
     vectors: Float[Tensor, "token width"], num_clusters: int, generator: torch.Generator
 ) -> Float[Tensor, "cluster width"]:
-    """Find the centres by k-means, initialized with some of the vectors; fewer than asked for where there are fewer
-    vectors."""
+    """Find the centres by k-means, initialized with some of the vectors. There are no more centres than vectors."""
     centres = vectors[torch.randperm(len(vectors), generator=generator)[:num_clusters]]
     for _ in range(ITERATIONS if len(vectors) else 0):
         label = squared_distances(vectors, centres).argmin(1)
