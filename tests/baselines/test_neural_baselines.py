@@ -23,6 +23,7 @@ from vlhmm.data.text import encode
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.errors import CheckpointError, ConfigError, QueryError, TrainingError
 from vlhmm.evaluation.perplexity import evaluate
+from vlhmm.products import fast_products
 
 VOCABULARY = Vocabulary(("a", "b", "<unk>", "c", "<eos>", "d"))
 
@@ -227,7 +228,8 @@ def test_training_learns_and_keeps_the_best(tmp_path, kind, context):
     result = train_baseline(kind, texts, tmp_path, small(kind, epochs=12, context=context, dropout=0.1))
     assert result.finished and result.epochs == 12
     assert result.valid_perplexity < 0.6 * untrained
-    assert evaluate(result.model, texts.valid, rule=context).perplexity == result.valid_perplexity
+    with fast_products():  # as in training: another library rounds differently
+        assert evaluate(result.model, texts.valid, rule=context).perplexity == result.valid_perplexity
     checks = [event for event in journal(tmp_path) if event["event"] == "check"]
     assert len(checks) == 48 and checks[-1]["epoch"] == 12
     assert min(check["valid_perplexity"] for check in checks) == result.valid_perplexity
@@ -309,7 +311,8 @@ def test_the_rate_is_divided_on_a_plateau_and_its_end_is_the_end(tmp_path):
     checks = [event for event in journal(tmp_path) if event["event"] == "check"]
     best = min(check["valid_perplexity"] for check in checks)
     assert result.valid_perplexity == best < checks[-1]["valid_perplexity"]  # the best is kept, not the last
-    assert evaluate(result.model, corpus().valid, rule="carry").perplexity == best
+    with fast_products():
+        assert evaluate(result.model, corpus().valid, rule="carry").perplexity == best
     rates = [check["rate"] for check in checks]
     assert rates[0] == 1e-2 and rates[-1] == pytest.approx(1e-4) and rates == sorted(rates, reverse=True)
     assert result.finished and result.epochs < 200

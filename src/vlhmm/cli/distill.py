@@ -9,7 +9,7 @@ from typing import Any
 from vlhmm.cli.common import add_format, add_machine_options, clock, interruptible, log_to, setup, token_progress
 from vlhmm.cli.numbers import count, duration, real, tokens
 from vlhmm.errors import ConfigError
-from vlhmm.limits import MAX_NEW_TOKENS, MAX_STATES
+from vlhmm.limits import MAX_NEW_TOKENS
 
 DESCRIPTION = "Distill a language model into an HMM over its tokens."
 EPILOG = """\
@@ -52,8 +52,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     drawing.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json of the samples, if no LLM is given")
     training = parser.add_argument_group("training")
     training.add_argument("--preset", metavar="NAME", default="distill", help="complete configuration (default: distill); tiny takes seconds")
-    training.add_argument("--states", type=count(1, MAX_STATES), metavar="N", help="hidden states: short for --set model.num_states=N")
-    training.add_argument("--blocks", type=count(1, MAX_STATES), metavar="M", help="token blocks: short for --set model.num_blocks=M")
+    training.add_argument("--states", metavar="N", help="hidden states, e.g. 2^14: short for --set model.num_states=N")
+    training.add_argument("--blocks", metavar="M", help="token blocks: short for --set model.num_blocks=M")
     training.add_argument("--iterations", type=count(1), metavar="N", help="number of E-steps, each over a share of the samples")
     training.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change one setting; repeatable (see vlhmm train --list-settings)")
     training.add_argument("--time-limit", type=duration, metavar="T", help="stop training with a checkpoint after this time: 90s, 15m, 1.5h")

@@ -255,7 +255,8 @@ def _weighed(
         blocks = [distributions.block(chosen[i]) for i in stay]
         kept = torch.tensor(stay, device=distributions.device)
         here = words[kept]
-        alpha = predicted[kept].gather(1, distributions.states_of_block[distributions.block_of_word[here]])
-        alpha = alpha * distributions.emission[here].double()
+        states = distributions.states_of_block[distributions.block_of_word[here]]
+        alpha = predicted[kept].gather(1, states) * distributions.emission[here].double()
+        alpha = alpha / distributions.emission_total[states]
         alpha = alpha / alpha.sum(1, keepdim=True)
     return texts

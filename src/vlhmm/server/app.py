@@ -226,7 +226,7 @@ class Server:
                 await gone
 
     async def compiled(self, call: Callable[[], T]) -> T:
-        """Return what `make` compiles, outside the model's thread and one at a time: a client's pattern may take seconds."""
+        """Return what `call` compiles, outside the model's thread and one at a time: a client's pattern may take seconds."""
         loop = asyncio.get_running_loop()
         try:
             return await asyncio.wait_for(loop.run_in_executor(self.compiler, call), self.limits.seconds)

@@ -30,13 +30,13 @@ def smoothed(counts: Tensor, average: Tensor, strength: float, dim: int) -> Tens
 def maximize(hmm: HMM, counts: Counts, pairs: Pairs, smoothing: float) -> None:
     """Set every parameter to its smoothed maximum of the expected log-likelihood."""
     num_blocks, num_slots = counts.start.shape
-    by_group = hmm.words_by_block.split(hmm.block_sizes)
-    emitted = torch.stack([counts.emission[words].sum(0) for words in by_group])  # (M, K): how often each state was
+    words_of_blocks = hmm.words_by_block.split(hmm.block_sizes)
+    emitted = torch.stack([counts.emission[words].sum(0) for words in words_of_blocks])  # (M, K): how often each state was
     blocks, slots = normalized(emitted.sum(1), 0), normalized(emitted, 1)  # p(m) and p(z | m) in all text
 
     first_block = smoothed(counts.start.sum(1), blocks, smoothing, 0)
     hmm.start_logits.copy_(first_block.log()[:, None] + smoothed(counts.start, slots, smoothing, 1).log())
-    for words in by_group:
+    for words in words_of_blocks:
         table = counts.emission[words]  # (words of the block, K)
         average = normalized(table.sum(1, keepdim=True), 0)
         hmm.emission_logits[words] = smoothed(table, average, smoothing, 0).log()
