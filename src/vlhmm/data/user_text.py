@@ -1,6 +1,7 @@
 """A user's words -> ids. Input: a string or a sequence of words. Output: `Words`; unknown words have the id of <unk>."""
 
 import difflib
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -74,7 +75,9 @@ def check_sample_memory(n: int, max_tokens: int, budget: float, vector: int = 0)
 
 
 def gibibytes(num_bytes: float) -> str:
-    """Format a size: '3.2 GiB', '40 MiB'."""
+    """Format a size: '3.2 GiB', '40 MiB', '7 KiB'."""
+    if num_bytes < 2**20:
+        return f"{math.ceil(num_bytes / 2**10)} KiB"
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 
