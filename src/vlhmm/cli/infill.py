@@ -77,9 +77,9 @@ def run(args: argparse.Namespace) -> int:
     single = not several and args.mode != "sample"
     with ResultWriter(args.format, single) as answer:
         for number, words in texts_of(args.text, lambda text: model.vocabulary.split_around(text, MASK)):
-            log_oov(log, model.vocabulary, words)
             try:
                 ready = prepare(model, words, constraint, args.scope, not args.open, args.allow_eos, memory_of(args))
+                log_oov(log, model.vocabulary, [word for word in words if not word.startswith("[MASK")])
                 about = {"rule": model.rule, "log_base": logs.name, "evidence": logs(ready.log_evidence)}
                 if ready.log_constraint is not None:
                     about["constraint_log_prob"] = logs.number(ready.log_constraint)

@@ -118,10 +118,11 @@ def on_line(number: int, several: bool, error: VlhmmError) -> VlhmmError:
 
 def log_oov(log: Callable[[str], None], vocabulary: Any, words: Sequence[str]) -> None:
     """Print which words are not in the vocabulary."""
-    unknown = [word for word in words if word not in vocabulary and not word.startswith("[MASK")]
+    unknown = [word for word in words if word not in vocabulary]
     if unknown:
-        shown = ", ".join(repr(word) for word in unknown[:5])
-        log(f"{len(unknown)} words not in the vocabulary are read as <unk>: {shown}")
+        shown = ", ".join([*(repr(word) for word in unknown[:5]), *(["..."] if len(unknown) > 5 else [])])
+        what = "1 word not in the vocabulary is" if len(unknown) == 1 else f"{len(unknown)} words not in the vocabulary are"
+        log(f"{what} read as <unk>: {shown}")
 
 
 class LogBase:
