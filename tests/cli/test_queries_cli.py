@@ -337,3 +337,23 @@ def test_examples_run(path, run_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [str(path), run_folder])
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out.strip()
+
+
+def test_unknown_words_are_told(ask):
+    """In the singular where there is one, with dots where there are many; a mask is a gap in `infill` alone."""
+    assert ask("next", "the zebra")[2] == "1 word not in the vocabulary is read as <unk>: 'zebra'\n"
+    many = ask("next", "a b c d e f g")[2]
+    assert many == "7 words not in the vocabulary are read as <unk>: 'a', 'b', 'c', 'd', 'e', ...\n"
+    for verb, *arguments in (("next", "the [MASK]"), ("sample", "--prompt", "the [MASK]")):
+        assert "'[MASK]'" in ask(verb, *arguments)[2]
+    assert ask("infill", "the [MASK] cat runs .")[2] == ""
+
+
+def test_a_mask_without_blanks_is_explained(ask):
+    code, _, err = ask("infill", "the[MASK] .")
+    assert code == 2 and err.splitlines()[-1].endswith("between blanks")
+
+
+def test_the_size_of_a_small_export_is_told(ask, tmp_path):
+    err = ask("export", str(tmp_path / "model.npz"))[2]
+    assert " 0 MiB" not in err and " KiB" in err
