@@ -9,12 +9,14 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from toy import toy_lines
 from vlhmm.baselines.training import BaselineConfig
 from vlhmm.cli.common import clock
+from vlhmm.cli.demo import table
 from vlhmm.cli.main import build_parser, main
 from vlhmm.cli.numbers import byte_size, duration
 from vlhmm.config import settings_of, to_json
@@ -361,3 +363,10 @@ def test_every_option_has_help_and_one_spelling():
 def test_a_demo_without_time_for_a_validation_says_so(tmp_path, capsys):
     assert main(["demo", "--preset", "tiny", "--time-limit", "0.01s", "--out", str(tmp_path / "demo"), "--quiet"]) == 2
     assert "before its first validation; the same command continues it" in capsys.readouterr().err
+
+
+def test_a_demo_that_ran_out_of_time_says_so_beside_its_numbers():
+    rows = [{"model": "HMM", "parameters": 1, "valid": 9.0, "test": 9.0}]
+    corpus = SimpleNamespace(valid=SimpleNamespace(num_tokens=5), test=SimpleNamespace(num_tokens=5))
+    assert "not trained to its end" in table(rows, corpus, finished=False)[-1]
+    assert not any("not trained" in line for line in table(rows, corpus, finished=True))
