@@ -139,6 +139,7 @@ def bad_inputs(folder: Path, tmp: Path) -> dict[str, tuple[list, str]]:
     (tmp / "ptb" / "ptb.test.txt").write_text("too short\n")
     (tmp / "paths.txt").write_text("0\tthe\t5\n1\tcat\t3\n")
     tiny = ["train", train, "--valid", valid, "--preset", "tiny", "--out", tmp / "out"]
+    assert main(["baseline", "kn", str(train), "--valid", str(valid), "--out", str(tmp / "kn"), "--quiet", "--format", "json"]) == 0
     words = (good / "vocabulary.txt").read_bytes()
     return {
         "empty file": (
@@ -159,6 +160,10 @@ def bad_inputs(folder: Path, tmp: Path) -> dict[str, tuple[list, str]]:
         "k does not divide": ([*tiny, "--states", "100"], "not a multiple of num_blocks=8"),
         "more blocks than words": ([*tiny, "--states", "640", "--blocks", "64"], "blocks"),
         "bad number": ([*tiny, "--states", "many"], "takes a whole number"),
+        "no block for a state": ([*tiny, "--blocks", "100"], "equally many states: take 100 states"),
+        "large power": ([*tiny, "--states", "2^99"], "takes a whole number of at most 15 digits, got '2^99'"),
+        "no word is kept": ([*tiny, "--min-count", "100000"], "no word of"),
+        "baseline's folder": ([*tiny, "--out", tmp / "kn"], "holds a model of kind 'kn', expected an HMM's run"),
         "dropout of one": ([*tiny, "--set", "training.state_dropout=1"], "[0, 1)"),
         "no CUDA": ([*tiny, "--device", "cuda"], "no CUDA device"),
         "no threads": ([*tiny, "--threads", "0"], "--threads: '0'"),
@@ -184,7 +189,9 @@ def bad_inputs(folder: Path, tmp: Path) -> dict[str, tuple[list, str]]:
 
 
 def test_every_bad_input_gets_one_line_and_exit_code_two(capsys, folder, tmp_path):
-    for name, (arguments, says) in bad_inputs(folder, tmp_path).items():
+    cases = bad_inputs(folder, tmp_path)
+    capsys.readouterr()
+    for name, (arguments, says) in cases.items():
         code, out, err = run(capsys, *arguments, *(["--quiet"] if "--quiet" not in arguments else []))
         assert code == 2, (name, code, err)
         assert says in err, (name, err)
