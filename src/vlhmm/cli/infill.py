@@ -97,7 +97,7 @@ def _sample(args: argparse.Namespace, ready: Any, logs: LogBase, about: dict, an
 
 def _best(args: argparse.Namespace, ready: Any, logs: LogBase, about: dict, answer: ResultWriter) -> None:
     best = ready.best()
-    more = {} if best.log_prob_path is None else {"path_log_prob": logs(best.log_prob_path)}
+    more = {} if best.path_log_prob is None else {"path_log_prob": logs(best.path_log_prob)}
     _fill(ready, best.fill, best.criterion, more, logs, about, answer)
 
 

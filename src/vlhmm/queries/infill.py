@@ -56,7 +56,7 @@ class BestFill(Result):
 
     fill: Fill
     criterion: str  # "most probable word" or "joint path"
-    log_prob_path: float | None  # of the joint path: log p(fill, states | given words, gap lengths in range, constraint)
+    path_log_prob: float | None  # of the joint path: log p(fill, states | given words, gap lengths in range, constraint)
 
 
 @dataclass(frozen=True, slots=True)
