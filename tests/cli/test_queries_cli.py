@@ -4,6 +4,7 @@ import io
 import json
 import math
 import random
+import re
 import runpy
 import shutil
 import subprocess
@@ -357,3 +358,13 @@ def test_a_mask_without_blanks_is_explained(ask):
 def test_the_size_of_a_small_export_is_told(ask, tmp_path):
     err = ask("export", str(tmp_path / "model.npz"))[2]
     assert " 0 MiB" not in err and " KiB" in err
+
+
+def test_a_constrained_text_has_a_largest_length(ask):
+    """Its messages are laid out before their size is known: with 10^9 words that alone took gigabytes and minutes."""
+    refused(ask("sample", "--max-tokens", "1000000000", "--must-contain", "cat"), "--max-tokens", "10,000")
+
+
+def test_a_very_small_probability_is_not_printed_as_zero(ask):
+    line = answered(ask("infill", " ".join(["[MASK]"] * 400))).split("\t")[0]
+    assert re.fullmatch(r"\d\.\d{3}e-\d{3}", line)

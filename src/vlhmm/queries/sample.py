@@ -19,7 +19,7 @@ from vlhmm.data.user_text import DEFAULT_MEMORY, Seed, check_sample_memory, enco
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
 from vlhmm.lattice.sampling import Draw
-from vlhmm.lattice.template import Fixed, Gap, Item
+from vlhmm.lattice.template import MAX_GAP, Fixed, Gap, Item
 from vlhmm.queries.infill import Infilling, Scope, prepare_items
 from vlhmm.queries.next_word import after
 from vlhmm.queries.score import score_ids
@@ -121,6 +121,8 @@ def constrained(
 ) -> Constrained:
     """Return the texts after `prompt` that satisfy `constraint`, their messages computed: `max_tokens` passes over
     A."""
+    if max_tokens > MAX_GAP:
+        raise QueryError(f"a constrained text has at most {MAX_GAP:,} words, asked for {max_tokens:,} (--max-tokens)")
     vocabulary = model.vocabulary
     given = encode_words(vocabulary, prompt)
     end = Fixed(vocabulary.eos, read=False)
