@@ -18,6 +18,7 @@ from vlhmm.cli.options import (
     log_to,
     memory_of,
     on_line,
+    probability_text,
     query_parser,
     texts_of,
 )
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
                 about = {"rule": model.rule, "log_base": logs.name, "evidence": logs(ready.log_evidence)}
                 if ready.log_constraint is not None:
                     about["constraint_log_prob"] = logs.number(ready.log_constraint)
-                    log(f"p(constraint | text) = {math.exp(ready.log_constraint):.3g}")
+                    log(f"p(constraint | text) = {probability_text(ready.log_constraint, 3)}")
                 _ANSWERS[args.mode](args, ready, logs, about, answer)
             except VlhmmError as error:
                 raise on_line(number, several, error) from None
@@ -113,7 +114,7 @@ def _fill(ready: Any, fill: Any, exact: str, more: dict, logs: LogBase, about: d
     }
     answer(
         record,
-        f"{math.exp(fill.log_prob):.4g}\t{fill.text}" + ("" if exact == "sample" else f"\t(exact: {exact})"),
+        f"{probability_text(fill.log_prob, 4)}\t{fill.text}" + ("" if exact == "sample" else f"\t(exact: {exact})"),
     )
 
 

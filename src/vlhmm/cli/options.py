@@ -143,6 +143,15 @@ class LogBase:
         return f"{self(nats):.4f}"
 
 
+def probability_text(log_prob: float, digits: int) -> str:
+    """Format exp(log_prob) with that many digits, also where it is below the smallest float."""
+    if log_prob > -700 or math.isinf(log_prob):
+        return f"{math.exp(log_prob):.{digits}g}"
+    exponent = math.floor(log_prob / math.log(10))
+    mantissa = f"{10 ** (log_prob / math.log(10) - exponent):.{digits - 1}f}"
+    return f"1e{exponent + 1}" if mantissa.startswith("10") else f"{mantissa}e{exponent}"
+
+
 class ResultWriter:
     """Prints answers one by one: as lines of text, JSON lines, or one JSON array."""
 
@@ -183,6 +192,7 @@ __all__ = [
     "log_oov",
     "log_to",
     "on_line",
+    "probability_text",
     "query_parser",
     "texts_of",
 ]
