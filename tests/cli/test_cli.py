@@ -167,7 +167,7 @@ def bad_inputs(folder: Path, tmp: Path) -> dict[str, tuple[list, str]]:
         "dropout of one": ([*tiny, "--set", "training.state_dropout=1"], "[0, 1)"),
         "no CUDA": ([*tiny, "--device", "cuda"], "no CUDA device"),
         "no threads": ([*tiny, "--threads", "0"], "--threads: '0'"),
-        "memory too small": ([*tiny, "--memory", "1k", "--blocks", "4"], "raise --memory"),
+        "memory too small": ([*tiny, "--memory", "1k", "--blocks", "4"], "the limit is 1 KiB; raise --memory"),
         "word without a block": ([*tiny, "--paths", tmp / "paths.txt", "--blocks", "2"], "block"),
         "no run": (["evaluate", tmp / "nothing", valid], "does not exist"),
         "foreign folder": (["evaluate", tmp, valid], "has no config.json"),
