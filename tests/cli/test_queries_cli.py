@@ -368,3 +368,14 @@ def test_a_constrained_text_has_a_largest_length(ask):
 def test_a_very_small_probability_is_not_printed_as_zero(ask):
     line = answered(ask("infill", " ".join(["[MASK]"] * 400))).split("\t")[0]
     assert re.fullmatch(r"\d\.\d{3}e-\d{3}", line)
+
+
+def test_a_closed_standard_output_is_one_line_and_a_closed_standard_error_keeps_the_answer_alone(run_folder):
+    def score(closing):
+        command = f'exec "{sys.executable}" -m vlhmm score "{run_folder}" {closing}'
+        return subprocess.run(["sh", "-c", command], input="the cat runs .\n", capture_output=True, text=True)
+
+    closed = score(">&-")
+    assert closed.returncode == 2 and closed.stderr.startswith("vlhmm: standard output is closed") and closed.stderr.count("\n") == 1
+    silent = score("2>&-")
+    assert silent.returncode == 0 and silent.stdout.count("\n") == 1 and silent.stdout.startswith("Total")
