@@ -17,7 +17,11 @@ from numpy.testing import assert_allclose
 
 import vlhmm
 from vlhmm.cli.main import main
+from vlhmm.constraints.constraint import compile_constraint
 from vlhmm.data.manifest import accept_files
+from vlhmm.data.user_text import encode_words
+from vlhmm.errors import QueryError
+from vlhmm.lattice.template import parse_template
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
@@ -379,3 +383,13 @@ def test_a_closed_standard_output_is_one_line_and_a_closed_standard_error_keeps_
     assert closed.returncode == 2 and closed.stderr.startswith("vlhmm: standard output is closed") and closed.stderr.count("\n") == 1
     silent = score("2>&-")
     assert silent.returncode == 0 and silent.stdout.count("\n") == 1 and silent.stdout.startswith("Total")
+
+
+def test_ids_in_place_of_words_and_words_in_place_of_constraints_are_refused(model):
+    """Ids were read as unknown words, in silence."""
+    for text in ([0, 1], ["the", 1], 5, None):
+        for read in (encode_words, parse_template):
+            with pytest.raises(QueryError, match="expected a string or a sequence of words"):
+                read(model.vocabulary, text)
+    with pytest.raises(QueryError, match="'cat' is a str, expected a constraint"):
+        compile_constraint("cat", model.vocabulary)

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,8 +27,16 @@ class Words(NamedTuple):
 
 def encode_words(vocabulary: Vocabulary, text: str | Sequence[str]) -> Words:
     """Return the words of `text` (split by the vocabulary, if it is a string); no <eos> is added."""
-    words = vocabulary.split(text) if isinstance(text, str) else [str(word) for word in text]
+    words = vocabulary.split(text) if isinstance(text, str) else given_words(text)
     return Words(words, [vocabulary.id_of.get(word, vocabulary.unk) for word in words])
+
+
+def given_words(text: Sequence[str]) -> list[str]:
+    """Return the words of a sequence. Ids are no words: as words they would all be unknown."""
+    words = list(text) if isinstance(text, Iterable) else [text]
+    if not all(isinstance(word, str) for word in words) or not isinstance(text, Iterable):
+        raise QueryError(f"{shortened(text)}: expected a string or a sequence of words")
+    return words
 
 
 def encode_sentence(vocabulary: Vocabulary, text: str | Sequence[str], eos: bool) -> Words:

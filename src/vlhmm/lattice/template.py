@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vlhmm.constraints.automaton import Automaton
-from vlhmm.data.user_text import gibibytes
+from vlhmm.data.user_text import gibibytes, given_words
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
@@ -43,7 +43,7 @@ Item = Fixed | Gap
 
 def parse_template(vocabulary: Vocabulary, text: str | Sequence[str]) -> tuple[list[Item], list[str]]:
     """Return (items, words as written) of a text with [MASK], [MASK:n] and [MASK:a-b]; no <eos> is added."""
-    words = vocabulary.split_around(text, MASK) if isinstance(text, str) else [str(word) for word in text]
+    words = vocabulary.split_around(text, MASK) if isinstance(text, str) else given_words(text)
     return [_item(vocabulary, word) for word in words], words
 
 
