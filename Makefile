@@ -7,6 +7,7 @@ READY := $(VENV)/.ready
 
 demo: $(READY)
 	$(VENV)/bin/vlhmm demo
+	@echo "(. $(VENV)/bin/activate puts vlhmm on the path)"
 
 # Serve the demo's model over HTTP; trains it first if there is none
 serve: $(READY)

@@ -29,4 +29,4 @@ for length, probability in gap.lengths.items():
     places = [place.top(1)[0].word for place in gap.words.get(length, [])]
     print(f"{length} words: {probability:.4f}; most probable one by one: {' '.join(places)}")
 joint = gaps.best()
-print(f"{joint.criterion}: {joint.fill.text!r}, path {joint.log_prob_path:.2f} nats")
+print(f"{joint.criterion}: {joint.fill.text!r}, path {joint.path_log_prob:.2f} nats")

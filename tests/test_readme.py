@@ -33,7 +33,7 @@ def test_the_quickstart_runs(tmp_path, monkeypatch):
             exec(block, names)
     import vlhmm
 
-    assert vlhmm.load("runs/first").score("a dog sleeps .") == names["model"].score("a dog sleeps .")
+    assert vlhmm.load("runs/quickstart").score("a dog sleeps .") == names["model"].score("a dog sleeps .")
 
 
 def test_every_command_is_in_the_table():

@@ -16,7 +16,7 @@ import torch
 
 from vlhmm.config import override
 from vlhmm.data.checked import kind_of_run
-from vlhmm.data.corpora import Corpus, load_texts
+from vlhmm.data.corpora import Corpus, check_words_are_kept, load_texts
 from vlhmm.data.manifest import check_manifest
 from vlhmm.data.text import encode, learn
 from vlhmm.distributions import HMMDistributions
@@ -215,6 +215,7 @@ def corpus_of(texts: Texts, valid: Texts | None, max_vocab: int | None, min_coun
     if not lines or not held_out:
         raise DataError("there is no sentence to train on or to validate with; expected at least one of each")
     vocabulary, train_text = learn(lines, max_vocab, min_count)
+    check_words_are_kept(train_text, vocabulary, "the training text")
     return Corpus("texts", vocabulary, train_text, encode(held_out, vocabulary), None)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from vlhmm.errors import ConfigError
-from vlhmm.limits import MAX_DIGITS, check_range, digits, shortened, whole_number
+from vlhmm.limits import MAX_DIGITS, digits, shortened
 
 Config = TypeVar("Config")
 Value = TypeVar("Value")
@@ -148,9 +148,10 @@ def parsed(text: str, hint: Any, name: str) -> Any:
         if int in kinds:
             base, power, exponent = text.partition("^")
             if power:
-                found = whole_number(base, name, 0, 1024) ** whole_number(exponent, name, 0, MAX_DIGITS * 3)
-                check_range(name, found, 0, 10**MAX_DIGITS - 1)
-                return found
+                low, high = digits(base.strip()), digits(exponent.strip())
+                if low is None or high is None or low > 1024 or high > MAX_DIGITS * 3 or low**high >= 10**MAX_DIGITS:
+                    raise ValueError
+                return low**high
             found_digits = digits(text.strip().removeprefix("-").replace("_", ""))
             if found_digits is None:
                 raise ValueError

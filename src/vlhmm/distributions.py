@@ -385,7 +385,7 @@ class TileCache:
         self.capacity = int(min(memory // tile_bytes, distributions.num_blocks**2))
         if self.capacity < 1:
             raise ConfigError(
-                f"memory budget of {memory / 1e6:.0f} MB cannot hold one transition tile of {tile_bytes / 1e6:.1f} MB; raise --memory"
+                f"one transition tile takes {tile_bytes:,} bytes, the limit is {int(memory):,}; raise --memory"
             )
         self.slots = 0
         # with very many blocks (one per word) a table of all pairs is too large: nothing is kept between calls

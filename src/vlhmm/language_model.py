@@ -523,7 +523,7 @@ class HMMLanguageModel(TextModel):
         Returns:
             The fill, with the criterion it maximizes in `.criterion`: "most probable word" or "joint path". The fill on
             the most probable path of words and states need not be the most probable fill. `.fill.log_prob` is summed
-            over all paths, `.log_prob_path` is that of the path, both conditioned as in `infill`.
+            over all paths, `.path_log_prob` is that of the path, both conditioned as in `infill`.
 
         Raises:
             QueryError: There is no gap, the text or the constraint is impossible, or the messages need more memory.

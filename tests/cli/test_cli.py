@@ -9,12 +9,14 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from toy import toy_lines
 from vlhmm.baselines.training import BaselineConfig
 from vlhmm.cli.common import clock
+from vlhmm.cli.demo import table
 from vlhmm.cli.main import build_parser, main
 from vlhmm.cli.numbers import byte_size, duration
 from vlhmm.config import settings_of, to_json
@@ -137,6 +139,7 @@ def bad_inputs(folder: Path, tmp: Path) -> dict[str, tuple[list, str]]:
     (tmp / "ptb" / "ptb.test.txt").write_text("too short\n")
     (tmp / "paths.txt").write_text("0\tthe\t5\n1\tcat\t3\n")
     tiny = ["train", train, "--valid", valid, "--preset", "tiny", "--out", tmp / "out"]
+    assert main(["baseline", "kn", str(train), "--valid", str(valid), "--out", str(tmp / "kn"), "--quiet", "--format", "json"]) == 0
     words = (good / "vocabulary.txt").read_bytes()
     return {
         "empty file": (
@@ -157,10 +160,14 @@ def bad_inputs(folder: Path, tmp: Path) -> dict[str, tuple[list, str]]:
         "k does not divide": ([*tiny, "--states", "100"], "not a multiple of num_blocks=8"),
         "more blocks than words": ([*tiny, "--states", "640", "--blocks", "64"], "blocks"),
         "bad number": ([*tiny, "--states", "many"], "takes a whole number"),
+        "no block for a state": ([*tiny, "--blocks", "100"], "equally many states: take 100 states"),
+        "large power": ([*tiny, "--states", "2^99"], "takes a whole number of at most 15 digits, got '2^99'"),
+        "no word is kept": ([*tiny, "--min-count", "100000"], "no word of"),
+        "baseline's folder": ([*tiny, "--out", tmp / "kn"], "holds a model of kind 'kn', expected an HMM's run"),
         "dropout of one": ([*tiny, "--set", "training.state_dropout=1"], "[0, 1)"),
         "no CUDA": ([*tiny, "--device", "cuda"], "no CUDA device"),
         "no threads": ([*tiny, "--threads", "0"], "--threads: '0'"),
-        "memory too small": ([*tiny, "--memory", "1k", "--blocks", "4"], "raise --memory"),
+        "memory too small": ([*tiny, "--memory", "1k", "--blocks", "4"], "the limit is 1 KiB; raise --memory"),
         "word without a block": ([*tiny, "--paths", tmp / "paths.txt", "--blocks", "2"], "block"),
         "no run": (["evaluate", tmp / "nothing", valid], "does not exist"),
         "foreign folder": (["evaluate", tmp, valid], "has no config.json"),
@@ -182,7 +189,9 @@ def bad_inputs(folder: Path, tmp: Path) -> dict[str, tuple[list, str]]:
 
 
 def test_every_bad_input_gets_one_line_and_exit_code_two(capsys, folder, tmp_path):
-    for name, (arguments, says) in bad_inputs(folder, tmp_path).items():
+    cases = bad_inputs(folder, tmp_path)
+    capsys.readouterr()
+    for name, (arguments, says) in cases.items():
         code, out, err = run(capsys, *arguments, *(["--quiet"] if "--quiet" not in arguments else []))
         assert code == 2, (name, code, err)
         assert says in err, (name, err)
@@ -361,3 +370,10 @@ def test_every_option_has_help_and_one_spelling():
 def test_a_demo_without_time_for_a_validation_says_so(tmp_path, capsys):
     assert main(["demo", "--preset", "tiny", "--time-limit", "0.01s", "--out", str(tmp_path / "demo"), "--quiet"]) == 2
     assert "before its first validation; the same command continues it" in capsys.readouterr().err
+
+
+def test_a_demo_that_ran_out_of_time_says_so_beside_its_numbers():
+    rows = [{"model": "HMM", "parameters": 1, "valid": 9.0, "test": 9.0}]
+    corpus = SimpleNamespace(valid=SimpleNamespace(num_tokens=5), test=SimpleNamespace(num_tokens=5))
+    assert "not trained to its end" in table(rows, corpus, finished=False)[-1]
+    assert not any("not trained" in line for line in table(rows, corpus, finished=True))

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import random
+import re
 import runpy
 import shutil
 import subprocess
@@ -16,7 +17,11 @@ from numpy.testing import assert_allclose
 
 import vlhmm
 from vlhmm.cli.main import main
+from vlhmm.constraints.constraint import compile_constraint
 from vlhmm.data.manifest import accept_files
+from vlhmm.data.user_text import encode_words
+from vlhmm.errors import QueryError
+from vlhmm.lattice.template import parse_template
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
@@ -337,3 +342,54 @@ def test_examples_run(path, run_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [str(path), run_folder])
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out.strip()
+
+
+def test_unknown_words_are_told(ask):
+    """In the singular where there is one, with dots where there are many; a mask is a gap in `infill` alone."""
+    assert ask("next", "the zebra")[2] == "1 word not in the vocabulary is read as <unk>: 'zebra'\n"
+    many = ask("next", "a b c d e f g")[2]
+    assert many == "7 words not in the vocabulary are read as <unk>: 'a', 'b', 'c', 'd', 'e', ...\n"
+    for verb, *arguments in (("next", "the [MASK]"), ("sample", "--prompt", "the [MASK]")):
+        assert "'[MASK]'" in ask(verb, *arguments)[2]
+    assert ask("infill", "the [MASK] cat runs .")[2] == ""
+
+
+def test_a_mask_without_blanks_is_explained(ask):
+    code, _, err = ask("infill", "the[MASK] .")
+    assert code == 2 and err.splitlines()[-1].endswith("between blanks")
+
+
+def test_the_size_of_a_small_export_is_told(ask, tmp_path):
+    err = ask("export", str(tmp_path / "model.npz"))[2]
+    assert " 0 MiB" not in err and " KiB" in err
+
+
+def test_a_constrained_text_has_a_largest_length(ask):
+    """Its messages are laid out before their size is known: with 10^9 words that alone took gigabytes and minutes."""
+    refused(ask("sample", "--max-tokens", "1000000000", "--must-contain", "cat"), "--max-tokens", "10,000")
+
+
+def test_a_very_small_probability_is_not_printed_as_zero(ask):
+    line = answered(ask("infill", " ".join(["[MASK]"] * 400))).split("\t")[0]
+    assert re.fullmatch(r"\d\.\d{3}e-\d{3}", line)
+
+
+def test_a_closed_standard_output_is_one_line_and_a_closed_standard_error_keeps_the_answer_alone(run_folder):
+    def score(closing):
+        command = f'exec "{sys.executable}" -m vlhmm score "{run_folder}" {closing}'
+        return subprocess.run(["sh", "-c", command], input="the cat runs .\n", capture_output=True, text=True)
+
+    closed = score(">&-")
+    assert closed.returncode == 2 and closed.stderr.startswith("vlhmm: standard output is closed") and closed.stderr.count("\n") == 1
+    silent = score("2>&-")
+    assert silent.returncode == 0 and silent.stdout.count("\n") == 1 and silent.stdout.startswith("Total")
+
+
+def test_ids_in_place_of_words_and_words_in_place_of_constraints_are_refused(model):
+    """Ids were read as unknown words, in silence."""
+    for text in ([0, 1], ["the", 1], 5, None):
+        for read in (encode_words, parse_template):
+            with pytest.raises(QueryError, match="expected a string or a sequence of words"):
+                read(model.vocabulary, text)
+    with pytest.raises(QueryError, match="'cat' is a str, expected a constraint"):
+        compile_constraint("cat", model.vocabulary)

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import vlhmm
 from vlhmm.data import (
     EOS,
     UNK,
@@ -294,6 +295,17 @@ def test_load_texts(tmp_path):
     assert corpus.valid.num_oov == 1 and corpus.valid.tokens.tolist() == [1, 4, 0]
     assert load_texts(train, valid, valid, max_vocab=3).vocabulary.words == (EOS, "a", UNK)
     assert load_texts(train, valid, valid, min_count=2).test.num_oov == 1
+
+
+def test_a_text_of_which_no_word_is_kept_is_refused(tmp_path):
+    train = write(tmp_path / "train.txt", "a a b\n")
+    for limits in ({"min_count": 3}, {"max_vocab": 2}, {"vocabulary": Vocabulary((UNK, EOS))}):
+        with pytest.raises(DataError, match="no word of .*train.txt is in the vocabulary"):
+            load_texts(train, train, **limits)
+    with pytest.raises(DataError, match="no word of the training text is in the vocabulary"):
+        vlhmm.train(["a a b"] * 40, min_count=1000)
+    unknown = write(tmp_path / "unknown.txt", "<unk> <unk>\n")
+    assert load_texts(unknown, unknown).train.num_words == 2
 
 
 def test_load_texts_in_a_given_vocabulary(tmp_path):

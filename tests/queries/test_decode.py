@@ -157,7 +157,7 @@ def test_best_fill_and_decode_agree_on_the_state_of_eos():
     best = prepare(model, "a [MASK:2] b").best()
     path = decode(model, best.fill.text)[0]
     log_total = prepare(model, "a [MASK:2] b").log_evidence
-    assert_allclose(best.log_prob_path + log_total, path.log_prob, **EXACT)
+    assert_allclose(best.path_log_prob + log_total, path.log_prob, **EXACT)
     assert path.log_prob < decode(model, best.fill.text, eos_state="sum")[0].log_prob
 
 

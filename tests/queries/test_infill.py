@@ -160,7 +160,7 @@ def test_best_is_the_best_path_or_the_most_probable_word(case):
         accepts = (lambda ids: case.accepts(ids[:-1])) if case.added else case.accepts
     expected = oracle.best_joint(oracle_model(case.model), case.items, case.wishes["allow_eos"], accepts)
     assert best.criterion == "joint path"
-    assert_allclose(best.log_prob_path + math.log(math.fsum(table.values())), math.log(expected), **EXACT)
+    assert_allclose(best.path_log_prob + math.log(math.fsum(table.values())), math.log(expected), **EXACT)
     assert_allclose(oracle.path_maximum(oracle_model(case.model), best.fill.ids), expected, **EXACT)
 
 

@@ -106,6 +106,7 @@ def test_states_refuse_what_is_not_theirs():
     line = begin(model).step("a").to_json()
     with pytest.raises(QueryError, match="another model"):
         prefix_from_json(other, line)
+    assert json.loads(line)["block"] == begin(model).step("a").block and "group" not in line
     with pytest.raises(QueryError, match="not a prefix"):
         prefix_from_json(model, "{}")
     damaged = json.loads(line) | {"alpha": ["0x1p0"]}

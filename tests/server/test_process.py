@@ -190,6 +190,14 @@ def test_addresses_keys_and_names_that_cannot_be_are_refused_before_the_model_is
     assert said in error and error.count("\n") == 1
 
 
+def test_a_key_of_the_environment_is_checked_too(capsys, monkeypatch):
+    """The server started, and no request could have had such a key."""
+    for key in ("\u20ac", " \t", "a\nb"):
+        monkeypatch.setenv("VLHMM_API_KEY", key)
+        assert main(["serve", "/no/such/run", "--port", "0"]) == 2
+        assert "VLHMM_API_KEY: got" in capsys.readouterr().err
+
+
 def test_a_folder_that_cannot_be_written_is_refused_before_the_model_is_loaded(capsys, tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "site"):

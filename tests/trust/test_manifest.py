@@ -132,6 +132,14 @@ def test_a_folder_without_a_manifest_loads_with_a_warning(run, caplog, capsys):
     assert main(["manifest", str(run)]) == 0
 
 
+def test_a_baseline_without_a_manifest_warns_once(texts, tmp_path, caplog):
+    out = tmp_path / "kn"
+    assert main(["baseline", "kn", str(texts / "train.txt"), "--valid", str(texts / "valid.txt"), "--out", str(out), "--quiet"]) == 0
+    (out / "manifest.json").unlink()
+    vlhmm.load_any(out)
+    assert caplog.text.count("has no manifest.json") == 1
+
+
 def test_a_damaged_manifest_is_named(run):
     whole = (run / "manifest.json").read_bytes()
     draw = random.Random(2)

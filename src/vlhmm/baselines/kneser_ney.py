@@ -239,9 +239,8 @@ def save(model: KneserNey, folder: str | Path) -> None:
     write_run(folder, Run("kn", settings, model.vocabulary))
 
 
-def load(folder: str | Path) -> KneserNey:
-    """Return the model in a run folder of kind kn."""
-    run = read_run(folder)
+def load(folder: str | Path, run: Run) -> KneserNey:
+    """Return the model in a run folder of kind kn; `run` is what `read_run` found in it."""
     path = Path(folder) / "model.safetensors"
     tensors, _ = read_tensors(path)
     config = Path(folder) / "config.json"

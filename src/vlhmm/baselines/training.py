@@ -172,7 +172,7 @@ def load_baseline(run_dir: str | Path) -> LanguageModel:
     """Return the (best) model in a baseline's run folder, of whichever kind."""
     run = read_run(run_dir)
     if run.kind == "kn":
-        return kneser_ney.load(run_dir)
+        return kneser_ney.load(run_dir, run)
     path = Path(run_dir) / "model.safetensors"
     if not path.exists():
         raise CheckpointError(f"{run_dir} has no model.safetensors yet: training stopped before the first validation")

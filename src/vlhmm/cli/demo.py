@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         "run": args.out,
         "mixture": mixture_folder,
     }
-    lines = [*table(rows, corpus), *comparison(rows, weight), "", *shown(model, args.seed)]
+    lines = [*table(rows, corpus, result.finished), *comparison(rows, weight), "", *shown(model, args.seed)]
     print("\n".join(lines), flush=True, file=sys.stderr if args.format == "json" else sys.stdout)
     summary["seconds"] = round(time.monotonic() - began, 1)
     if args.format == "json":
@@ -123,13 +123,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def table(rows: list[dict[str, Any]], corpus: Any) -> list[str]:
-    """Return perplexities as aligned text."""
+def table(rows: list[dict[str, Any]], corpus: Any, finished: bool) -> list[str]:
+    """Return perplexities as aligned text, with a note if training has not ended."""
     tokens = f"{corpus.valid.num_tokens:,} and {corpus.test.num_tokens:,} tokens, every line by itself"
     lines = [f"perplexity on State of the Union ({tokens}; lower is better)"]
     lines.append(f"  {'model':<24}{'parameters':>14}{'valid':>10}{'test':>10}")
     for row in rows:
         lines.append(f"  {row['model']:<24}{row['parameters']:>14,}{row['valid']:>10.2f}{row['test']:>10.2f}")
+    if not finished:
+        lines.append("  The HMM is not trained to its end; the same command resumes training, and it improves.")
     return lines
 
 

@@ -19,6 +19,7 @@ from vlhmm.cli.options import (
     log_oov,
     memory_of,
     on_line,
+    probability_text,
     texts_of,
 )
 
@@ -69,13 +70,13 @@ def run(args: argparse.Namespace) -> int:
     single = not several and args.mode != "sample"
     with ResultWriter(args.format, single) as answer:
         for number, words in texts_of(args.text, lambda text: model.vocabulary.split_around(text, MASK)):
-            log_oov(log, model.vocabulary, words)
             with on_line(number, several):
                 ready = prepare(model, words, constraint, args.scope, not args.open, args.allow_eos, memory_of(args))
+                log_oov(log, model.vocabulary, [word for word in words if not word.startswith("[MASK")])
                 about = {"rule": model.rule, "log_base": logs.name, "evidence": logs(ready.log_evidence)}
                 if ready.log_constraint is not None:
                     about["constraint_log_prob"] = logs.number(ready.log_constraint)
-                    log(f"p(constraint | text) = {math.exp(ready.log_constraint):.3g}")
+                    log(f"p(constraint | text) = {probability_text(ready.log_constraint, 3)}")
                 _ANSWERS[args.mode](args, ready, logs, about, answer)
     return 0
 
@@ -87,7 +88,7 @@ def _sample(args: argparse.Namespace, ready: Any, logs: LogBase, about: dict, an
 
 def _best(args: argparse.Namespace, ready: Any, logs: LogBase, about: dict, answer: ResultWriter) -> None:
     best = ready.best()
-    more = {} if best.log_prob_path is None else {"path_log_prob": logs(best.log_prob_path)}
+    more = {} if best.path_log_prob is None else {"path_log_prob": logs(best.path_log_prob)}
     _fill(ready, best.fill, best.criterion, more, logs, about, answer)
 
 
@@ -102,7 +103,7 @@ def _fill(ready: Any, fill: Any, exact: str, more: dict, logs: LogBase, about: d
         **about,
     }
     how = "" if exact == "sample" else f"\t(exact: {exact})"
-    answer(record, f"{math.exp(fill.log_prob):.4g}\t{fill.text}{how}")
+    answer(record, f"{probability_text(fill.log_prob, 4)}\t{fill.text}{how}")
 
 
 def _marginals(args: argparse.Namespace, ready: Any, logs: LogBase, about: dict, answer: ResultWriter) -> None:

@@ -140,6 +140,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_program(parse_arguments: Callable[[], argparse.Namespace]) -> int:
     """Parse the arguments, call their `run`, and turn errors into one line on standard error and an exit code."""
+    if sys.stderr is None:  # closed; print(file=None) would write to standard output
+        sys.stderr = open(os.devnull, "w")
+    if sys.stdout is None:  # the next file opened would get its number
+        print("vlhmm: standard output is closed; redirect it, to /dev/null if the answer is not wanted", file=sys.stderr)
+        return 2
     prepare_process()
     logging.basicConfig(format="vlhmm: %(message)s", level=logging.WARNING)
     try:

@@ -136,10 +136,11 @@ def on_line(number: int, several: bool = True) -> Iterator[None]:
 
 def log_oov(log: Callable[[str], None], vocabulary: Any, words: Sequence[str]) -> None:
     """Print which words are not in the vocabulary."""
-    unknown = [word for word in words if word not in vocabulary and not word.startswith("[MASK")]
+    unknown = [word for word in words if word not in vocabulary]
     if unknown:
-        shown = ", ".join(repr(word) for word in unknown[:5])
-        log(f"{len(unknown)} words not in the vocabulary are read as <unk>: {shown}")
+        shown = ", ".join([*(repr(word) for word in unknown[:5]), *(["..."] if len(unknown) > 5 else [])])
+        what = "1 word not in the vocabulary is" if len(unknown) == 1 else f"{len(unknown)} words not in the vocabulary are"
+        log(f"{what} read as <unk>: {shown}")
 
 
 class LogBase:
@@ -158,6 +159,15 @@ class LogBase:
 
     def shown(self, nats: float) -> str:
         return f"{self(nats):.4f}"
+
+
+def probability_text(log_prob: float, digits: int) -> str:
+    """Format exp(log_prob) with that many digits, also where it is below the smallest float."""
+    if log_prob > -700 or math.isinf(log_prob):
+        return f"{math.exp(log_prob):.{digits}g}"
+    exponent = math.floor(log_prob / math.log(10))
+    mantissa = f"{10 ** (log_prob / math.log(10) - exponent):.{digits - 1}f}"
+    return f"1e{exponent + 1}" if mantissa.startswith("10") else f"{mantissa}e{exponent}"
 
 
 class ResultWriter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from typing import Any
 
 from vlhmm.cli.common import log_to
@@ -18,6 +17,7 @@ from vlhmm.cli.options import (
     load_model,
     log_oov,
     memory_of,
+    probability_text,
 )
 from vlhmm.errors import ConfigError
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         longest = 30 if args.max_tokens is None else args.max_tokens
         ready = constrained(model, args.prompt, constraint, longest, args.scope, memory_of(args))
         about = {"constraint_log_prob": logs.number(ready.log_constraint)}
-        log(f"p(constraint | prompt, an end in time) = {math.exp(ready.log_constraint):.3g}")
+        log(f"p(constraint | prompt, an end in time) = {probability_text(ready.log_constraint, 3)}")
         drawn = ready.draw(args.n, args.seed)
     else:
         drawn = sample(

@@ -77,16 +77,20 @@ def check_installed() -> None:
     """Refuse where the extra is missing."""
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"{' and '.join(missing)} not installed; install them with pip install 'vlhmm[serve]'")
+        raise ConfigError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed; pip install 'vlhmm[serve]'")
 
 
 def check_arguments(args: argparse.Namespace) -> None:
     """Refuse settings that do not fit."""
     if args.max_seconds == 0:
         raise ConfigError("--max-seconds 0: nothing is answered in no time; expected more than 0")
-    if args.api_key is not None and not (args.api_key.isascii() and args.api_key.isprintable() and args.api_key.strip()):
-        got = "an empty key" if not args.api_key.strip() else "characters that no HTTP header has"
-        raise ConfigError(f"--api-key: got {got}, expected printable ASCII; leave it out to ask for none")
+    name, key = "--api-key", args.api_key
+    if key is None:
+        name, key = "VLHMM_API_KEY", os.environ.get("VLHMM_API_KEY") or None
+    if key is not None and not (key.isascii() and key.isprintable() and key.strip()):
+        got = "an empty key" if not key.strip() else "characters that no HTTP header has"
+        raise ConfigError(f"{name}: got {got}, expected printable ASCII; leave it out to ask for none")
+    args.api_key = key and key.strip()  # as a header is read
     if args.name is not None and (not args.name.isprintable() or not args.name.strip()):
         raise ConfigError(f"--name {shortened(args.name)}: expected printable characters")
 
@@ -112,7 +116,7 @@ def make_server(args: argparse.Namespace, for_people: bool = False) -> Any:
         alternatives=max(Limits().alternatives, 2 * tokens),
     )
     name = args.name or Path(args.run_folder).resolve().name
-    key = args.api_key or os.environ.get("VLHMM_API_KEY") or None
+    key = args.api_key
     loopback = args.host in ("127.0.0.1", "localhost", "::1")
     if not loopback:
         warning = "" if key else "; requests need no key, set --api-key"

@@ -95,9 +95,10 @@ class ModelConfig:
             raise ConfigError("emission_init_scale=0 must be above 0: equal states would stay equal")
         if self.constraint in ("brown", "frequency") and self.num_states % self.num_blocks:
             low = self.num_states - self.num_states % self.num_blocks
+            take = f"{low} or {low + self.num_blocks}" if low else f"{self.num_blocks}"
             raise ConfigError(
                 f"num_states={self.num_states} is not a multiple of num_blocks={self.num_blocks}; every block holds "
-                f"equally many states: take {low or self.num_blocks} or {low + self.num_blocks} states"
+                f"equally many states: take {take} states"
             )
         if self.constraint == "uniform" and self.states_per_word > self.num_states:
             raise ConfigError(

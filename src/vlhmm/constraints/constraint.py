@@ -243,6 +243,8 @@ def regex(pattern: str) -> Constraint:
 
 def compile_constraint(constraint: Constraint, vocabulary: Vocabulary, max_states: int = MAX_STATES) -> Automaton:
     """Return the minimal automaton of a constraint over a vocabulary, which must have all words that it names."""
+    if not isinstance(constraint, Constraint):
+        raise QueryError(f"{shortened(constraint)} is a {type(constraint).__name__}, expected a constraint such as must_contain(...)")
     words = sorted(constraint.words())
     ids = [known_word(vocabulary, word) for word in words]
     symbol_of_word = {word: i for i, word in enumerate(words)}

@@ -148,6 +148,12 @@ def load_corpus(name: str, data_dir: str | Path | None = None) -> Corpus:
     return Corpus(name, vocabulary, texts["train"], texts["valid"], texts["test"])
 
 
+def check_words_are_kept(text: Text, vocabulary: Vocabulary, name: str) -> None:
+    """Raise a DataError if every word of a training text became <unk>: a model of it would predict <unk>, very well."""
+    if len(vocabulary) == 2 and text.num_oov:
+        raise DataError(f"no word of {name} is in the vocabulary; lower min_count, raise max_vocab, or give another vocabulary")
+
+
 def load_texts(
     train_path: str | Path,
     valid_path: str | Path,
@@ -178,6 +184,7 @@ def load_texts(
         train = encode_file(train_path, vocabulary)
     if not train.num_words:
         raise DataError(f"{train_path} holds nothing but empty lines, expected words to train on")
+    check_words_are_kept(train, vocabulary, str(train_path))
     valid = read_text(valid_path, vocabulary)
     test = None if test_path is None else read_text(test_path, vocabulary)
     return Corpus(str(train_path), vocabulary, train, valid, test)

@@ -1,7 +1,8 @@
 """A user's words -> ids. Input: a string or a sequence of words. Output: `Words`; unknown words have the id of <unk>."""
 
 import difflib
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +24,16 @@ class Words(NamedTuple):
 
 def encode_words(vocabulary: Vocabulary, text: str | Sequence[str]) -> Words:
     """Return the words of `text` (split by the vocabulary, if it is a string); no <eos> is added."""
-    words = vocabulary.split(text) if isinstance(text, str) else [str(word) for word in text]
+    words = vocabulary.split(text) if isinstance(text, str) else given_words(text)
     return Words(words, [vocabulary.id_of.get(word, vocabulary.unk) for word in words])
+
+
+def given_words(text: Sequence[str]) -> list[str]:
+    """Return the words of a sequence. Ids are no words: as words they would all be unknown."""
+    words = list(text) if isinstance(text, Iterable) else [text]
+    if not all(isinstance(word, str) for word in words) or not isinstance(text, Iterable):
+        raise QueryError(f"{shortened(text)}: expected a string or a sequence of words")
+    return words
 
 
 def encode_sentence(vocabulary: Vocabulary, text: str | Sequence[str], eos: bool) -> Words:
@@ -71,7 +80,9 @@ def check_sample_memory(n: int, max_tokens: int, budget: float, vector: int = 0)
 
 
 def gibibytes(num_bytes: float) -> str:
-    """Format a size: '3.2 GiB', '40 MiB'."""
+    """Format a size: '3.2 GiB', '40 MiB', '7 KiB'."""
+    if num_bytes < 2**20:
+        return f"{math.ceil(num_bytes / 2**10)} KiB"
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 

@@ -14,14 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from vlhmm.constraints.automaton import Automaton
-from vlhmm.data.user_text import gibibytes
+from vlhmm.data.user_text import gibibytes, given_words
 from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
 from vlhmm.limits import digits, shortened
 
 MASK = re.compile(r"\[MASK(?::(\d+)(?:-(\d+))?)?\]")
-_MAX_GAP = 10_000
+MAX_GAP = 10_000
 
 
 class Fixed(NamedTuple):
@@ -43,7 +43,7 @@ Item = Fixed | Gap
 
 def parse_template(vocabulary: Vocabulary, text: str | Sequence[str]) -> tuple[list[Item], list[str]]:
     """Return (items, words as written) of a text with [MASK], [MASK:n] and [MASK:a-b]; no <eos> is added."""
-    words = vocabulary.split_around(text, MASK) if isinstance(text, str) else [str(word) for word in text]
+    words = vocabulary.split_around(text, MASK) if isinstance(text, str) else given_words(text)
     return [_item(vocabulary, word) for word in words], words
 
 
@@ -58,12 +58,12 @@ def _item(vocabulary: Vocabulary, word: str) -> Item:
         return Gap(1, 1)
     low, high = digits(first), digits(first if last is None else last)
     if low is None or high is None:
-        raise QueryError(f"{shortened(word)} is no number of words, expected 1 to {_MAX_GAP}")
+        raise QueryError(f"{shortened(word)} is no number of words, expected 1 to {MAX_GAP}")
     gap = Gap(low, high)
     if gap.high < gap.low:
         raise QueryError(f"{word} counts downwards, expected [MASK:{gap.high}-{gap.low}]")
-    if gap.high < 1 or gap.high > _MAX_GAP:
-        raise QueryError(f"{word} asks for {gap.high} words, expected 1 to {_MAX_GAP}")
+    if gap.high < 1 or gap.high > MAX_GAP:
+        raise QueryError(f"{word} asks for {gap.high} words, expected 1 to {MAX_GAP}")
     return gap
 
 

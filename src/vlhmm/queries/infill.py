@@ -56,7 +56,7 @@ class BestFill(Result):
 
     fill: Fill
     criterion: str  # "most probable word" or "joint path"
-    log_prob_path: float | None  # of the joint path: log p(fill, states | given words, gap lengths in range, constraint)
+    path_log_prob: float | None  # of the joint path: log p(fill, states | given words, gap lengths in range, constraint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ def prepare(
     """
     items, words = parse_template(model.vocabulary, text)
     if not any(isinstance(item, Gap) for item in items):
-        raise QueryError("the text has no gap; write [MASK] for a word, [MASK:a-b] for a to b words")
+        raise QueryError("the text has no gap; write [MASK] for a word, [MASK:a-b] for a to b words, between blanks")
     items, words = with_end(items, words, model.vocabulary, eos)
     return prepare_items(model, items, words, constraint, scope, allow_eos, memory)
 

@@ -173,8 +173,8 @@ def carry_after(model: "LanguageModel", ids: Sequence[int], count: int) -> Any:
 def without_states(model: "LanguageModel", name: str, what: str) -> str:
     """Return an error message: `what` needs hidden states, which this model lacks, and where to ask instead."""
     inside = [str(each) for each in getattr(model, "hmm_folders", ())]
-    remedy = f"ask the HMM inside: {', '.join(inside)}" if inside else "give a run of vlhmm train"
+    remedy = f"the HMM inside: {', '.join(inside)}" if inside else "a run of vlhmm train"
     return (
-        f"{name} holds a {kind_of(model)}, which has no hidden states to ask: {what} has no exact answer; "
-        f"evaluate, score, next and sample have; {remedy}"
+        f"{name} holds a {kind_of(model)}, which has no hidden states: {what} has no exact answer; "
+        f"take evaluate, score, next or sample, or {remedy}"
     )

@@ -100,7 +100,7 @@ class Prefix:
                 "format": _FORMAT,
                 "vocabulary": len(self.model.vocabulary),
                 "states": self.model.distributions.num_states,
-                "group": self.block,
+                "block": self.block,
                 "alpha": [value.hex() for value in self.alpha.tolist()],
                 "log_prob": self.log_prob.hex(),
                 "num_words": self.num_words,
@@ -126,7 +126,7 @@ def prefix_from_json(model: "HMMLanguageModel", line: str) -> Prefix:
     """Return the prefix that `to_json` wrote, for the same model."""
     try:
         found = json.loads(line)
-        block = None if found["group"] is None else int(found["group"])
+        block = None if found["block"] is None else int(found["block"])
         alpha = np.array([float.fromhex(value) for value in found["alpha"]], dtype=np.float64)
         log_prob, num_words = float.fromhex(found["log_prob"]), int(found["num_words"])
         made_with = (found["format"], found["vocabulary"], found["states"])

@@ -20,7 +20,7 @@ from vlhmm.data.vocabulary import Vocabulary
 from vlhmm.distributions import HMMDistributions
 from vlhmm.errors import QueryError
 from vlhmm.lattice.sampling import Draw
-from vlhmm.lattice.template import Fixed, Gap, Item
+from vlhmm.lattice.template import MAX_GAP, Fixed, Gap, Item
 from vlhmm.queries.infill import Infilling, Scope, prepare_items
 from vlhmm.queries.next_word import after
 from vlhmm.queries.score import score_ids
@@ -129,6 +129,8 @@ def constrained(
     memory: float = DEFAULT_MEMORY,
 ) -> Constrained:
     """Compute the messages of the texts after `prompt` that satisfy `constraint`: `max_tokens` passes over A."""
+    if max_tokens > MAX_GAP:
+        raise QueryError(f"a constrained text has at most {MAX_GAP:,} words, asked for {max_tokens:,} (--max-tokens)")
     vocabulary = model.vocabulary
     given = encode_words(vocabulary, prompt)
     end = Fixed(vocabulary.eos, read=False)

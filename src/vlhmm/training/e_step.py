@@ -15,6 +15,7 @@ from vlhmm import inference
 from vlhmm.components.chain_inputs import FilterState, Pairs, chain_of, distinct_pairs, last_carry, pair_codes
 from vlhmm.components.transitions import LowRank, Softmax
 from vlhmm.data.batches import Batch
+from vlhmm.data.user_text import gibibytes
 from vlhmm.errors import ConfigError
 from vlhmm.hmm import ModelPotentials
 from vlhmm.inference import Chain, ChannelCounts, ChannelPotentials, Counts, Forward, Potentials
@@ -172,8 +173,8 @@ def expectation(
         needed += evidence.num_bytes
     if memory is not None and needed > memory:
         raise ConfigError(
-            f"one E-step needs {needed / 1e9:.1f} GB for tiles and counts of {len(prepared.pairs.from_block):,} block pairs, "
-            f"the memory budget is {memory / 1e9:.1f} GB; raise --memory, lower training.em_tokens or take fewer states per block"
+            f"one E-step needs {gibibytes(needed)} for tiles and counts of {len(prepared.pairs.from_block):,} block pairs, "
+            f"the limit is {gibibytes(memory)}; raise --memory, lower training.em_tokens or take fewer states per block"
         )
     start, tiles = potentials.log_start.detach().exp(), None
     table: Potentials | ChannelPotentials

@@ -167,6 +167,9 @@ class RunFolder:
     def config(self) -> tuple[RunConfig, dict[str, Any]]:
         """Return (settings, what the corpus was)."""
         content = self._json(self.config_path)
+        if isinstance(content.get("kind"), str):
+            kind = shortened(content["kind"])
+            raise CheckpointError(f"{self.path} holds a model of kind {kind}, expected an HMM's run; choose another folder")
         version = content.get("format_version")
         if version != FORMAT_VERSION:
             raise CheckpointError(

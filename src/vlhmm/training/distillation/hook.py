@@ -10,6 +10,7 @@ import torch
 
 from vlhmm.data.batches import Batch
 from vlhmm.data.corpora import Corpus
+from vlhmm.data.user_text import gibibytes
 from vlhmm.errors import ConfigError
 from vlhmm.hmm import DropoutMask
 from vlhmm.training.config import RunConfig
@@ -126,6 +127,6 @@ class Distillation:
         needed = 2 * tokens * run.blocks.states_per_block
         if run.memory is not None and needed > run.memory:
             raise ConfigError(
-                f"a guide's evidence about {tokens:,} tokens needs {needed / 1e9:.1f} GB, the memory budget is "
-                f"{run.memory / 1e9:.1f} GB; raise --memory, or take less text or fewer states per block"
+                f"a guide's evidence about {tokens:,} tokens needs {gibibytes(needed)}, the limit is "
+                f"{gibibytes(run.memory)}; raise --memory, or take less text or fewer states per block"
             )
