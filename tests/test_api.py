@@ -9,8 +9,10 @@ from typing import Any, NoReturn, get_args, get_type_hints
 
 import pytest
 import torch
+from models import VOCABULARY, small_hmm
 
 import vlhmm
+from vlhmm.distributions import HMMDistributions
 from vlhmm.evaluation import protocol
 from vlhmm.language_model import TextModel
 
@@ -175,6 +177,12 @@ def test_bad_texts_are_refused_in_one_line(texts, message):
 def test_repr_says_what_it_is(trained):
     assert "states=16" in repr(trained) and "blocks=4" in repr(trained)
     assert "<table>" in trained._repr_html_() and "16" in trained._repr_html_()
+
+
+def test_repr_counts_no_padding():
+    hmm, blocks = small_hmm("uneven-block-factored")  # 4 + 2 + 1 states in a table of 3 x 4
+    distributions = HMMDistributions(hmm.potentials(), blocks)
+    assert "states=7" in repr(vlhmm.HMMLanguageModel(VOCABULARY, distributions, "reset"))
 
 
 def test_results_turn_into_dicts(trained):

@@ -163,7 +163,7 @@ class HMMLanguageModel(TextModel):
     def _about(self) -> dict[str, str]:
         distributions = self.distributions
         about = {
-            "states": f"{distributions.num_states:,}",
+            "states": f"{distributions.blocks.num_real_states:,}",
             "blocks": f"{distributions.num_blocks:,}",
             "vocabulary": f"{len(self.vocabulary):,}",
             "transitions": type(distributions.transition).__name__,

@@ -306,7 +306,7 @@ def report_on(
     weights = fit_weights(component_log_probs(models, samples.valid, "reset")).weights
     log_probs = component_log_probs(models, samples.test, "reset", progress=progress)
     report = DistillationReport(
-        num_states=model.distributions.num_states,
+        num_states=model.distributions.blocks.num_real_states,
         num_blocks=model.distributions.num_blocks,
         vocabulary_size=len(model.vocabulary),
         samples_tokens=samples.num_tokens,
