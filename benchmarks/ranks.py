@@ -64,7 +64,7 @@ class Case:
         """Return what follows `python -m` or `torchrun -m`."""
         texts = [str(self.folder / "train.txt"), "--valid", str(self.folder / "valid.txt")]
         vocabulary = ["--vocab", str(self.folder / "vocabulary.txt")]
-        return ["vlhmm", "train", *texts, *vocabulary, "--preset", "demo", *self.settings, "--out", str(out), "--quiet"]
+        return ["vlhmm", "train", *texts, *vocabulary, "--preset", "em-ptb", *self.settings, "--out", str(out), "--quiet"]
 
 
 def alone(case: Case, out: Path, threads: int) -> list[str]:
