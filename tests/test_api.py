@@ -9,9 +9,9 @@ from typing import Any, NoReturn, get_args, get_type_hints
 
 import pytest
 import torch
-from models import VOCABULARY, small_hmm
 
 import vlhmm
+from models import VOCABULARY, small_hmm
 from vlhmm.distributions import HMMDistributions
 from vlhmm.evaluation import protocol
 from vlhmm.language_model import TextModel
