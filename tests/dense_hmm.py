@@ -51,6 +51,18 @@ class DenseDistributions(HMMDistributions):
     def backward_step_to(self, blocks, beta):
         return self._spread(blocks, beta.double()) @ self.A.T.double()
 
+    def backward_step_at(self, block, beta):
+        return beta.double() @ self.A[self.states_of_block[block]].T.double()
+
+    @property
+    def real_states(self):
+        return torch.arange(self.num_states)
+
+    entered_states = real_states
+
+    def entering_rows(self, states, out=None):
+        return self.A[states]
+
     def tile(self, g, g2):
         return self.A[self.states_of_block[g]][:, self.states_of_block[g2]]
 

@@ -32,6 +32,7 @@ WIDENED_AT_ONCE = 1 << 18  # of these, entries copied to float64 at a time: 2 MB
 WORDS_AT_ONCE = 8192  # of the emission table
 TILE_CACHE_BYTES = 1 << 27
 ROW_CHUNK_BYTES = 1 << 26
+SIZE_CLASSES = 16  # of uneven blocks: products spend a few percent on padding
 
 
 class HMMDistributions:
@@ -167,6 +168,41 @@ class HMMDistributions:
         rows = self.raw_rows(states).to(dtype)
         return rows / rows.sum(1, keepdim=True)
 
+    # The smaller ones of uneven blocks are filled up with states that are never entered. Products pass over them.
+
+    @cached_property
+    def real_states(self) -> Int[Tensor, " state"]:
+        """The states that exist."""
+        if not self.blocks.partition:
+            return torch.arange(self.num_states, device=self.device)
+        return self._index(self.blocks.states_of_block[self.blocks.alive])
+
+    @cached_property
+    def _num_alive(self) -> list[int]:
+        return self.blocks.num_alive.tolist()
+
+    @cached_property
+    def _entered(self) -> tuple[Int[Tensor, " column"], list[Transition]]:
+        """The states that `entering_rows` has as columns, and the transitions into each part of them."""
+        if len(self.real_states) == self.num_states:
+            return self.real_states, [self.transition]
+        classes = [(self._index(blocks), width) for blocks, width in self.blocks.size_classes(SIZE_CLASSES)]
+        states = torch.cat([self.states_of_block[blocks, :width].flatten() for blocks, width in classes])
+        return states, [self.transition.into(blocks, width) for blocks, width in classes]
+
+    @property
+    def entered_states(self) -> Int[Tensor, " column"]:
+        """The states that the columns of `entering_rows` belong to: all that exist, in another order, and a few of padding."""
+        return self._entered[0]
+
+    def entering_rows(self, states: Int[Tensor, " n"], out: Tensor | None = None) -> Float[Tensor, "n column"]:
+        """Return p(z' | z) for each given z and each z' of `entered_states`, in the model's type."""
+        parts = self._entered[1]
+        if len(parts) == 1:
+            return parts[0].rows(states, out)
+        every = [transition.rows(states) for transition in parts]
+        return torch.cat(every, dim=1) if out is None else torch.cat(every, dim=1, out=out)
+
     def row_slices(self, num_rows: int) -> list[slice]:
         """Return slices of a few rows of S float64 numbers."""
         size = max(1, ROW_CHUNK_BYTES // (8 * self.num_states))
@@ -198,26 +234,26 @@ class HMMDistributions:
         return [found[pair] for pair in pairs]
 
     def row_chunks(self) -> list[Tensor]:
-        """Return all states, cut into runs whose rows of A fit ROWS_AT_ONCE."""
-        return list(torch.arange(self.num_states, device=self.device).split(max(1, ROWS_AT_ONCE // self.num_states)))
+        """Return the states that exist, cut into runs whose rows of A fit ROWS_AT_ONCE."""
+        return list(self.real_states.split(max(1, ROWS_AT_ONCE // len(self.entered_states))))
 
     def row_parts(self, reached: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield (states, their rows of A in float64, the sums of these rows) a few at a time.
+        """Yield (states, their `entering_rows` in float64, the sums of these rows) a few at a time.
 
         The rows are in one buffer, which the next part overwrites.
         """
-        chunks = self.row_chunks()
-        buffer = torch.empty(len(chunks[0]), self.num_states, dtype=self.dtype, device=self.device)
+        chunks, num_columns = self.row_chunks(), len(self.entered_states)
+        buffer = torch.empty(len(chunks[0]), num_columns, dtype=self.dtype, device=self.device)
         is_wide = self.dtype == torch.float64
-        few = len(chunks[0]) if is_wide else max(1, WIDENED_AT_ONCE // self.num_states)
-        wide = buffer if is_wide else torch.empty(few, self.num_states, dtype=torch.float64, device=self.device)
+        few = len(chunks[0]) if is_wide else max(1, WIDENED_AT_ONCE // num_columns)
+        wide = buffer if is_wide else torch.empty(few, num_columns, dtype=torch.float64, device=self.device)
         for states in chunks:
             if self.interrupt is not None:
                 self.interrupt()
             if reached is not None:
                 states = states[reached[states]]
             if len(states):
-                rows = self.transition.rows(states, buffer[: len(states)])
+                rows = self.entering_rows(states, buffer[: len(states)])
                 for some, part in zip(states.split(few), rows.split(few), strict=True):
                     exact = part if is_wide else wide[: len(some)].copy_(part)
                     yield some, exact, exact.sum(1)
@@ -227,29 +263,35 @@ class HMMDistributions:
     def forward_step(self, alpha: Float[Tensor, "n state"]) -> Float[Tensor, "n state"]:
         """Return alpha @ A for each row, in O(S^2 (h + n)). States with probability zero in every row are skipped."""
         alpha = alpha.double()
-        result = torch.zeros_like(alpha)
+        entered = alpha.new_zeros(len(alpha), len(self.entered_states))
         for states, rows, totals in self.row_parts(alpha.any(dim=0)):
-            result.addmm_(alpha[:, states] / totals, rows)
-        return result
+            entered.addmm_(alpha[:, states] / totals, rows)
+        return torch.zeros_like(alpha).index_copy_(1, self.entered_states, entered)
 
     def backward_step(self, beta: Float[Tensor, "n state"]) -> Float[Tensor, "n state"]:
-        """Return beta @ A^T: out[i, z] = sum_z' p(z' | z) beta[i, z'], O(S^2 (h + n))."""
-        beta = beta.double()
-        result = torch.empty_like(beta)
+        """Return beta @ A^T: out[i, z] = sum_z' p(z' | z) beta[i, z'], O(S^2 (h + n)); 0 for padding."""
+        result = torch.zeros_like(beta, dtype=torch.float64)
+        entered = beta.double()[:, self.entered_states]
         for states, rows, totals in self.row_parts():
-            result[:, states[0] : states[-1] + 1] = beta @ rows.t() / totals
+            result[:, states] = entered @ rows.t() / totals
         return result
 
     def forward_step_from(self, blocks: Sequence[int] | Tensor, alpha: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
         """Return alpha @ A where row i lives on the states of blocks[i] only: O(K S h) per distinct block."""
         alpha, blocks = alpha.double(), self._block_index(blocks)
-        result = alpha.new_empty(len(blocks), self.num_states)
+        result = alpha.new_zeros(len(blocks), self.num_states)
         for block in blocks.unique().tolist():
             if self.interrupt is not None:
                 self.interrupt()
-            chosen = blocks == block
-            result[chosen] = alpha[chosen] @ self.rows(self.states_of_block[block])
+            chosen = (blocks == block).nonzero()
+            rows = self._exact_rows_of(block)
+            result[chosen, self.entered_states] = alpha[chosen[:, 0], : len(rows)] @ rows
         return result
+
+    def _exact_rows_of(self, block: int) -> Float[Tensor, "slot column"]:
+        """Return the `entering_rows` of a block's states in float64; each sums to one."""
+        rows = self.entering_rows(self.states_of_block[block, : self._num_alive[block]]).double()
+        return rows / rows.sum(1, keepdim=True)
 
     def predict(self, blocks: Sequence[int] | Tensor, alpha: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
         """Return p(z_{t+1}) for each row, from the filter alpha[i] on the states of blocks[i]; p(z_1) for block -1."""
@@ -261,7 +303,7 @@ class HMMDistributions:
         return predicted
 
     def backward_step_to(self, blocks: Sequence[int] | Tensor, beta: Float[Tensor, "n slot"]) -> Float[Tensor, "n state"]:
-        """Return beta @ A^T where beta[i] lives on the states of blocks[i] only."""
+        """Return beta @ A^T where beta[i] lives on the states of blocks[i] only; 0 for padding."""
         beta, blocks = beta.double(), self._block_index(blocks)
         if self.blocks.partition:
             return self._backward_step_to_blocks(blocks, beta)
@@ -270,20 +312,23 @@ class HMMDistributions:
         return self.backward_step(dense)
 
     def backward_step_at(self, block: int, beta: Float[Tensor, "n state"]) -> Float[Tensor, "n slot"]:
-        """Return sum_z' p(z' | z) beta(z') for z in one block only: one pass over K rows."""
-        return beta.double() @ self.rows(self.states_of_block[block]).T
+        """Return sum_z' p(z' | z) beta(z') for z in one block only: one pass over K rows; 0 for padding."""
+        rows = self._exact_rows_of(block)
+        result = beta.new_zeros(len(beta), self.states_per_block, dtype=torch.float64)
+        result[:, : len(rows)] = beta.double()[:, self.entered_states] @ rows.T
+        return result
 
     def _block_index(self, blocks: Sequence[int] | Tensor) -> Tensor:
         return torch.as_tensor(blocks, device=self.device).long()
 
     def _backward_step_to_blocks(self, blocks: Tensor, beta: Tensor) -> Tensor:
-        """Return beta @ A^T for some blocks: by their tiles only (block-factored), or else by rows of A."""
-        result = beta.new_empty(len(blocks), self.num_states)
-        every = torch.arange(self.num_blocks, device=self.device)
+        """Return beta @ A^T for some blocks, by the columns of A that enter them."""
+        result = beta.new_zeros(len(blocks), self.num_states)
         for block in blocks.unique().tolist():
-            chosen = blocks == block
-            into = self.tiles(every, torch.full_like(every, block)).flatten(0, 1).double()  # (S, K)
-            result[chosen] = beta[chosen] @ into.t()
+            chosen, width = (blocks == block).nonzero(), self._num_alive[block]
+            into = self.transition.into(torch.tensor([block], device=self.device), width)
+            columns = into.rows(self.real_states).double()  # (S, K)
+            result[chosen, self.real_states] = beta[chosen[:, 0], :width] @ columns.t()
         return result
 
     def emit(self, predicted: Float[Tensor, "n state"]) -> Float[Tensor, "n word"]:

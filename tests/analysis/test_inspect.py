@@ -137,8 +137,8 @@ def test_usage_in_float32_is_that_of_float64_to_the_tolerance(kind):
 
 def test_usage_without_memory_for_the_matrix_is_the_same(monkeypatch):
     model, made = model_of("uneven", dtype=torch.float32), []
-    rows = model.distributions.raw_rows
-    monkeypatch.setattr(model.distributions, "raw_rows", lambda states: made.append(1) or rows(states))
+    rows = model.distributions.entering_rows
+    monkeypatch.setattr(model.distributions, "entering_rows", lambda states: made.append(1) or rows(states))
     held = stationary(model.distributions, 0, "reset", memory=1 << 20)
     assert len(made) == 1  # the rows are made in the first round and kept
     streamed = stationary(model.distributions, 0, "reset", memory=0)

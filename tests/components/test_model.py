@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 from contract import check_language_model
 from models import KINDS, VOCABULARY, small_blocks, small_hmm
+from vlhmm import distributions
 from vlhmm.clustering.blocks import Blocks
 from vlhmm.components.config import ModelConfig
 from vlhmm.components.dropout import sample_columns, sample_kept, slots_of_columns
@@ -129,17 +130,40 @@ def test_tables_equal_the_definition(kind):
     members = torch.from_numpy(blocks.states_of_block)
     for a, b in itertools.product(range(blocks.num_blocks), repeat=2):
         assert_close(tables.tiles_of([(a, b)])[0], matrix[members[a]][:, members[b]], **EXACT)
+    assert_close(tables.double().dense()[0], matrix, **EXACT)
+
+
+UNEVEN_SCALAR = {
+    "uneven-scalar": dict(allocation="tokens", parameterization="scalar"),
+    "uneven-block-factored-scalar": dict(allocation="tokens", transition="block-factored", parameterization="scalar"),
+}
+
+
+@pytest.mark.parametrize("size_classes", [2, 16])  # of uneven blocks: two that still have padding, or one for each size
+@pytest.mark.parametrize("kind", [*KINDS, *UNEVEN_SCALAR])
+def test_products_are_those_of_the_dense_matrix(kind, size_classes, monkeypatch):
+    monkeypatch.setattr(distributions, "SIZE_CLASSES", size_classes)
+    for name, settings in UNEVEN_SCALAR.items():
+        monkeypatch.setitem(KINDS, name, settings)
+    hmm, blocks = small_hmm(kind)
+    tables = HMMDistributions(hmm.potentials(), blocks)
+    matrix, emission = tables.dense()
+    members, alive = torch.from_numpy(blocks.states_of_block), torch.ones(len(matrix), dtype=torch.bool)
+    if blocks.partition:
+        alive = torch.from_numpy(blocks.alive.flatten())
+        matrix = matrix * alive[:, None]  # states of padding are not left
     generator = torch.Generator().manual_seed(0)
-    alpha = torch.rand(2, len(start), generator=generator, dtype=torch.float64)
+    alpha = torch.rand(2, len(matrix), generator=generator, dtype=torch.float64)
     assert_close(tables.forward_step(alpha), alpha @ matrix, **EXACT)
     assert_close(tables.backward_step(alpha), alpha @ matrix.T, **EXACT)
-    assert_close(tables.emit(alpha), alpha @ emission, **EXACT)
+    assert_close(tables.emit(alpha * alive), alpha @ (emission * alive[:, None]), **EXACT)
     some = torch.tensor([blocks.num_blocks - 1, 0])
     part = torch.rand(2, members.shape[1], generator=generator, dtype=torch.float64)
-    spread = torch.zeros(2, len(start), dtype=torch.float64).scatter_(1, members[some], part)
+    spread = torch.zeros(2, len(matrix), dtype=torch.float64).scatter_(1, members[some], part)
     assert_close(tables.forward_step_from(some, part), spread @ matrix, **EXACT)
     assert_close(tables.backward_step_to(some, part), spread @ matrix.T, **EXACT)
-    assert_close(tables.double().dense()[0], matrix, **EXACT)
+    at = torch.stack([tables.backward_step_at(int(block), alpha[:1])[0] for block in some])
+    assert_close(at, (alpha[:1] @ matrix.T)[0, members[some]], **EXACT)
 
 
 def without_dropped(hmm, kept):

@@ -100,22 +100,22 @@ def _product(distributions: HMMDistributions, memory: int) -> Callable[[Tensor],
     The rows are kept where A fits the memory: making them costs ten times as much as reading them, and more for
     the softmax.
     """
-    keeps = distributions.num_states**2 * distributions.emission.element_size() <= memory
+    keeps = len(distributions.entered_states) ** 2 * distributions.emission.element_size() <= memory
     held: dict[int, Tensor] = {}
 
     def forward_step(alpha: Tensor) -> Tensor:
-        result = torch.zeros_like(alpha)
+        entered = alpha.new_zeros(len(distributions.entered_states))
         # scaled, so that small shares are not lost in the model's type
         scale = alpha.max().clamp(min=torch.finfo(alpha.dtype).tiny)
         scaled = (alpha / scale).to(distributions.dtype)
         for number, states in enumerate(distributions.row_chunks()):
             if distributions.interrupt is not None:
                 distributions.interrupt()
-            rows = held[number] if number in held else distributions.raw_rows(states)
+            rows = held[number] if number in held else distributions.entering_rows(states)
             if keeps:
                 held[number] = rows
-            result += scaled[states] @ rows
-        return result * scale
+            entered += scaled[states] @ rows
+        return torch.zeros_like(alpha).index_copy_(0, distributions.entered_states, entered * scale)
 
     return forward_step
 

@@ -28,11 +28,11 @@ class BlockFactored:
     within-block logits (M, M, K, K) instead of factors.
     """
 
-    log_block: Float[Tensor, "block slot block"]  # log p(m' | z)
+    log_block: Float[Tensor, "block slot entered"]  # log p(m' | z)
     source: Float[Tensor, "block slot width"] | None
-    target: Float[Tensor, "block slot width"] | None
-    logits: Float[Tensor, "block block slot slot"] | None
-    enterable: Bool[Tensor, "block slot"] | None
+    target: Float[Tensor, "entered to_slot width"] | None
+    logits: Float[Tensor, "block entered slot to_slot"] | None
+    enterable: Bool[Tensor, "entered to_slot"] | None
 
     @property
     def num_states(self) -> int:
@@ -62,18 +62,28 @@ class BlockFactored:
     @torch.no_grad()
     def rows(self, states: Int[Tensor, " n"], out: Tensor | None = None) -> Float[Tensor, "n state"]:
         """Return p(. | z) for each given state. O(n S w)."""
-        num_blocks, num_slots = self.log_block.shape[:2]
+        num_slots, num_entered = self.log_block.shape[1:]
         block, slot = states // num_slots, states % num_slots
-        every = torch.arange(num_blocks, device=states.device)
+        every = torch.arange(num_entered, device=states.device)
         if self.logits is not None:
             scores = self.logits[block, :, slot].contiguous()
         else:
             assert self.source is not None and self.target is not None
             scores = torch.mm(self.source[block, slot], self.target.flatten(0, 1).t(), out=out)
-            scores = scores.view(len(states), num_blocks, num_slots)
+            scores = scores.view(len(states), num_entered, -1)
         self.within(scores, every)
         scores *= self.log_block[block, slot].exp()[..., None]
         return scores.view(len(states), -1)
+
+    def into(self, blocks: BlockIds, width: int) -> "BlockFactored":
+        """Return the same transitions into the first `width` states of some blocks: `rows` has these columns alone."""
+        return replace(
+            self,
+            log_block=self.log_block[:, :, blocks],
+            target=None if self.target is None else self.target[blocks, :width],
+            logits=None if self.logits is None else self.logits[:, blocks, :, :width],
+            enterable=None if self.enterable is None else self.enterable[blocks, :width],
+        )
 
     @torch.no_grad()
     def tiles(self, from_block: BlockIds, to_block: BlockIds, out: Tensor | None = None) -> TileCounts:

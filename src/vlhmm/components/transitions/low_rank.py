@@ -22,10 +22,10 @@ from vlhmm.inference.low_rank_torch import ChannelCounts
 class LowRank:
     """Block-factored transitions of low rank within blocks. `leave` has the factors for inference through channels."""
 
-    log_block: Float[Tensor, "block slot block"]  # log p(m' | z)
+    log_block: Float[Tensor, "block slot entered"]  # log p(m' | z)
     source: Float[Tensor, "block slot channel"]  # u
-    target: Float[Tensor, "block slot channel"]  # v
-    enterable: Bool[Tensor, "block slot"] | None
+    target: Float[Tensor, "entered to_slot channel"]  # v
+    enterable: Bool[Tensor, "entered to_slot"] | None
 
     @property
     def num_states(self) -> int:
@@ -41,7 +41,7 @@ class LowRank:
         """Return a bound on the absolute scores: exponentials of differences, not a product of the two."""
         return block_bound(self.log_block) + 2 * torch.stack([self.source.abs().amax(), self.target.abs().amax()]).amax()
 
-    def factors(self) -> tuple[Float[Tensor, "block slot channel"], Float[Tensor, "block slot channel"]]:
+    def factors(self) -> tuple[Float[Tensor, "block slot channel"], Float[Tensor, "entered to_slot channel"]]:
         """Return (phi, psi), each up to a factor that the normalization removes: one per state, and one per block."""
         v = self.target
         allowed = columns_to_log(self.enterable, v.dtype)
@@ -76,11 +76,19 @@ class LowRank:
     def rows(self, states: Int[Tensor, " n"], out: Tensor | None = None) -> Float[Tensor, "n state"]:
         """Return p(. | z) for each given state. O(n S r)."""
         phi, psi = (factor.flatten(0, 1) for factor in self.factors())
-        num_blocks, num_slots = self.log_block.shape[:2]
-        rows = torch.mm(phi[states], psi.t(), out=out).view(len(states), num_blocks, num_slots)
+        rows = torch.mm(phi[states], psi.t(), out=out).view(len(states), self.log_block.shape[2], -1)
         into_block = self.log_block.flatten(0, 1)[states].exp()
         rows *= (into_block / rows.sum(-1))[..., None]
         return rows.view(len(states), -1)
+
+    def into(self, blocks: BlockIds, width: int) -> "LowRank":
+        """Return the same transitions into the first `width` states of some blocks: `rows` has these columns alone."""
+        return replace(
+            self,
+            log_block=self.log_block[:, :, blocks],
+            target=self.target[blocks, :width],
+            enterable=None if self.enterable is None else self.enterable[blocks, :width],
+        )
 
     def expected_log_likelihood(
         self,

@@ -33,6 +33,13 @@ class Transitions(Protocol[Counts]):
         """Return the probabilities of leaving the given states, (n, S)."""
         ...
 
+    def into(self, blocks: BlockIds, width: int) -> "Transitions[Counts]":
+        """Return the same transitions into the first `width` states of some blocks: `rows` has these columns alone.
+
+        For blocks that share no states, with all of a block's states among the first `width`.
+        """
+        ...
+
     def expected_log_likelihood(
         self,
         from_block: BlockIds,

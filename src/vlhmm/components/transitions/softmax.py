@@ -39,9 +39,9 @@ class Softmax:
     """
 
     source: Float[Tensor, "state width"] | None
-    target: Float[Tensor, "state width"] | None
-    logits: Float[Tensor, "state state"] | None
-    enterable: Bool[Tensor, " state"] | None
+    target: Float[Tensor, "entered width"] | None
+    logits: Float[Tensor, "state entered"] | None
+    enterable: Bool[Tensor, " entered"] | None
     states_of_block: Int[Tensor, "block slot"]
     partition: bool = True
     log_normalizer: Float[Tensor, " state"] | None = None  # of every row, once it is known
@@ -86,6 +86,17 @@ class Softmax:
         if self.log_normalizer is not None:
             return scores.sub_(self.log_normalizer[states, None]).exp_()
         return torch.softmax(scores, -1, out=scores)
+
+    def into(self, blocks: BlockIds, width: int) -> "Softmax":
+        """Return the same transitions into the first `width` states of some blocks: `rows` has these columns alone."""
+        assert self.log_normalizer is not None  # of whole rows: without it, `rows` would take the columns for everything
+        columns = self.states_of_block[blocks, :width].flatten()
+        return replace(
+            self,
+            target=None if self.target is None else self.target[columns],
+            logits=None if self.logits is None else self.logits[:, columns],
+            enterable=None if self.enterable is None else self.enterable[columns],
+        )
 
     @torch.no_grad()
     def tiles(self, from_block: BlockIds, to_block: BlockIds, out: Tensor | None = None) -> TileCounts:
