@@ -163,11 +163,11 @@ async def load(port: int, pid: int, mix: list[Any], requests: int, seed: int) ->
     connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CONNECTIONS)]
     latencies: list[float] = []
     seconds_of: dict[str, list[float]] = {}
-    worst, wrong, sent = 0.0, 0, 0
+    worst, wrong, sent, shown = 0.0, 0, 0, 0.0
     memory = {0: resident(pid)}
 
     async def work(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal worst, wrong, sent
+        nonlocal worst, wrong, sent, shown
         while sent < requests:
             path, body, check = mix[sent % len(mix)]
             sent += 1
@@ -181,14 +181,19 @@ async def load(port: int, pid: int, mix: list[Any], requests: int, seed: int) ->
                 wrong += 1
             if sent % (requests // 10) == 0:
                 memory[sent] = resident(pid)
+            if time.monotonic() - shown > 1 or sent == requests:
+                shown = time.monotonic()
+                rate = len(latencies) / max(1e-9, time.perf_counter() - started)
+                print(f"\r{len(latencies):,} of {requests:,} requests  {rate:,.1f}/s", end="", file=sys.stderr, flush=True)
 
     probe = subprocess.Popen(
         [sys.executable, PROBE, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     others = [asyncio.create_task(misbehave(port, number, seed)) for number in range(BAD_CLIENTS)]
-    began = time.perf_counter()
+    started = time.perf_counter()
     await asyncio.gather(*(work(*connection) for connection in connections))
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started
+    print(file=sys.stderr)
     health = sorted(json.loads(probe.communicate()[0]))
     for task in others:
         task.cancel()

@@ -1,6 +1,6 @@
 """Texts under hard constraints: every one satisfies them, and their probability is known.
 
-python examples/constrain_texts.py RUN
+python examples/constrain_texts.py [RUN]        (default: runs/demo, which `vlhmm demo` makes)
 """
 
 import math
@@ -10,7 +10,7 @@ import vlhmm
 from vlhmm import length, must_contain, must_not, regex
 from vlhmm.queries.sample import constrained
 
-model = vlhmm.load(sys.argv[1])
+model = vlhmm.load(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")
 
 # Two words that the model likes at the start of a sentence, so that the example fits any model.
 starts = [w.word for w in model.next_word("", top_k=6) if w.word not in ("<eos>", "<unk>")]

@@ -1,6 +1,6 @@
 """Numbers about a model: what can be exact is, what cannot has its error.
 
-python examples/exact_quantities.py RUN
+python examples/exact_quantities.py [RUN]        (default: runs/demo, which `vlhmm demo` makes)
 """
 
 import sys
@@ -8,7 +8,7 @@ import sys
 import vlhmm
 from vlhmm.queries.information import entropy_rate, kl_on_text, phrase_probability
 
-model = vlhmm.load(sys.argv[1])
+model = vlhmm.load(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")
 
 rate = entropy_rate(model, num_streams=16, num_tokens=64, seed=1)
 print(f"entropy rate {rate.value:.3f} ± {rate.standard_error:.3f} nats per token (estimate)")

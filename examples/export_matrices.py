@@ -8,7 +8,7 @@ import sys
 import vlhmm
 from vlhmm.analysis.export import export, load_export
 
-model = vlhmm.load(sys.argv[1])
+model = vlhmm.load(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")
 written = export(model, sys.argv[2] if len(sys.argv) > 2 else "matrices.npz")
 print(f"{written.path}: {written.num_bytes:,} bytes")
 

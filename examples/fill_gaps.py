@@ -1,6 +1,6 @@
 """Gaps filled given both sides: samples with their probability, the best fill, marginals.
 
-python examples/fill_gaps.py RUN
+python examples/fill_gaps.py [RUN]        (default: runs/demo, which `vlhmm demo` makes)
 """
 
 import math
@@ -8,7 +8,7 @@ import sys
 
 import vlhmm
 
-model = vlhmm.load(sys.argv[1])
+model = vlhmm.load(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")
 
 # A sentence of the model's own, with a word and then a stretch of words taken out.
 texts = (text.text.split() for text in model.sample(50, max_tokens=12, seed=1))

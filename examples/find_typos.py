@@ -1,13 +1,13 @@
 """The words of a text that fit least, given both sides, and what would have been expected.
 
-python examples/find_typos.py RUN
+python examples/find_typos.py [RUN]        (default: runs/demo, which `vlhmm demo` makes)
 """
 
 import sys
 
 import vlhmm
 
-model = vlhmm.load(sys.argv[1])
+model = vlhmm.load(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")
 
 # A sentence of the model's own with two of its words changed places.
 texts = (text.text.split() for text in model.sample(50, max_tokens=12, seed=1))

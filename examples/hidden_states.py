@@ -1,13 +1,13 @@
 """The states behind a text: best paths, and what is known of each word's state before and after the rest.
 
-python examples/hidden_states.py RUN
+python examples/hidden_states.py [RUN]        (default: runs/demo, which `vlhmm demo` makes)
 """
 
 import sys
 
 import vlhmm
 
-model = vlhmm.load(sys.argv[1])
+model = vlhmm.load(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")
 
 texts = (text.text for text in model.sample(50, max_tokens=10, seed=1))
 text = next(text for text in texts if len(text.split()) >= 3)

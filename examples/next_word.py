@@ -1,13 +1,13 @@
 """The exact distribution of the next word.
 
-python examples/next_word.py RUN
+python examples/next_word.py [RUN]        (default: runs/demo, which `vlhmm demo` makes)
 """
 
 import sys
 
 import vlhmm
 
-model = vlhmm.load(sys.argv[1])
+model = vlhmm.load(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")
 
 context: list[str] = []
 for _ in range(4):

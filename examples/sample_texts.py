@@ -1,13 +1,13 @@
 """Texts drawn from the model: exactly, with a prompt, and sharpened (no longer exactly).
 
-python examples/sample_texts.py RUN
+python examples/sample_texts.py [RUN]        (default: runs/demo, which `vlhmm demo` makes)
 """
 
 import sys
 
 import vlhmm
 
-model = vlhmm.load(sys.argv[1])
+model = vlhmm.load(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")
 
 for text in model.sample(3, max_tokens=20, scores=True, seed=1):
     print(f"{text.log_prob:8.2f} nats  {text.text}{'' if text.ended else ' …'}")

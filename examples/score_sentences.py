@@ -1,13 +1,13 @@
 """Rerank sentences by their log-probability, and read a text word by word.
 
-python examples/score_sentences.py RUN
+python examples/score_sentences.py [RUN]        (default: runs/demo, which `vlhmm demo` makes)
 """
 
 import sys
 
 import vlhmm
 
-model = vlhmm.load(sys.argv[1])
+model = vlhmm.load(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")
 
 # A sentence and the same words backwards: the model should know which is which.
 sentence = model.sample(1, max_tokens=12, seed=1)[0].text

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 from vlhmm.errors import ConfigError
 from vlhmm.limits import MAX_DIGITS, digits, shortened
 
+FEW_NAMES = 16  # that an error message lists in full
+
 Config = TypeVar("Config")
 Value = TypeVar("Value")
 
@@ -189,5 +191,10 @@ def unknown(what: str, got: str, known: list[str]) -> ConfigError:
     """Return the error for an unknown name: 'no preset named pper-ptb; did you mean paper-ptb?'"""
     got = got if len(got) <= 60 else got[:57] + "..."
     near = difflib.get_close_matches(got, known, n=1, cutoff=0.5)
-    remedy = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+    if near:
+        remedy = f"did you mean {near[0]}?"
+    elif len(known) <= FEW_NAMES:
+        remedy = f"there are: {', '.join(known)}"
+    else:
+        remedy = f"there are {len(known)}: {', '.join(known[:3])} ..." + ("; --list-settings shows them" if what == "setting" else "")
     return ConfigError(f"no {what} named {got!r}; {remedy}")

@@ -74,3 +74,8 @@ def time_of(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} hours" if seconds < 2 * 86_400 else f"{seconds / 86_400:,.0f} days"
+
+
+def counted(number: int, thing: str) -> str:
+    """Format a number of things: '1 line', '2,000 lines'."""
+    return f"{number:,} {thing}" + ("" if number == 1 else "s")

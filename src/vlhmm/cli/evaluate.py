@@ -8,6 +8,7 @@ from typing import Any
 from vlhmm.cli.common import DATA_DIR, add_format, add_machine_options, load_run_texts, log_to, setup, token_progress
 from vlhmm.cli.numbers import count
 from vlhmm.config import to_json
+from vlhmm.limits import counted
 
 DESCRIPTION = "Evaluate the perplexity of texts under a trained model."
 EPILOG = """\
@@ -75,7 +76,7 @@ def described(r: dict[str, Any]) -> str:
     per_byte = f"{r['bits_per_byte']:.4f} bits per byte, " if r["bits_per_byte"] == r["bits_per_byte"] else ""  # NaN: not known
     return (
         f"{r['file']}  perplexity {r['perplexity']:.2f}  (context {r['context']}{streams})\n"
-        f"  {r['sentences']:,} sentences, {r['words']:,} words, {r['tokens']:,} tokens with <eos>; "
+        f"  {counted(r['sentences'], 'sentence')}, {counted(r['words'], 'word')}, {counted(r['tokens'], 'token')} with <eos>; "
         f"{r['oov']:,} OOV, {r['literal_unk']:,} literal <unk>; vocabulary {r['vocabulary_size']:,}\n"
         f"  log-probability {r['log_likelihood']:.1f} nats, {r['bits_per_token']:.4f} bits per token, "
         f"{per_byte}perplexity without OOV {r['perplexity_without_oov']:.2f}"

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from vlhmm.cli.common import add_format, add_vocabulary_limits, log_to, terminal_bar
 from vlhmm.cli.numbers import tokens
+from vlhmm.limits import counted
 
 DESCRIPTION = "Write texts as shards of ids with checksums."
 EPILOG = """\
@@ -87,8 +88,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(summary))
     else:
         print(
-            f"{args.out}: {text.num_tokens:,} tokens in {text.num_sentences:,} lines, {len(text.vocabulary):,} words, "
-            f"{text.num_oov:,} tokens out of vocabulary, {len(text.shards)} shards"
+            f"{args.out}: {counted(text.num_tokens, 'token')} in {counted(text.num_sentences, 'line')}, "
+            f"{counted(len(text.vocabulary), 'word')}, {counted(text.num_oov, 'token')} out of vocabulary, "
+            f"{counted(len(text.shards), 'shard')}"
         )
     return 0
 

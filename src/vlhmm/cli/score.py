@@ -7,6 +7,7 @@ from typing import Any
 
 from vlhmm.cli.common import log_to
 from vlhmm.cli.options import LogBase, ResultWriter, add_log_base, add_query_options, load_model
+from vlhmm.limits import counted
 
 DESCRIPTION = "Compute the log-probability of every sentence or token of a text."
 EPILOG = """\
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             sentences, tokens, oov = sentences + 1, tokens + scored.num_tokens, oov + scored.num_oov
             total += scored.log_prob
     log_to(args.quiet)(
-        f"{sentences:,} sentences, {tokens:,} tokens with <eos>, {oov:,} OOV, log-probability "
+        f"{counted(sentences, 'sentence')}, {counted(tokens, 'token')} with <eos>, {oov:,} OOV, log-probability "
         f"{logs(total):.2f} (log base {logs.name}), context {model.rule}"
     )
     return 0

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -171,7 +172,7 @@ def run(args: argparse.Namespace) -> int:
             print_estimate(estimate, args.format)
         leave()
         return 0
-    with interruptible(ranks.check_peers, not ranks.is_first) as stop_asked, shown_progress(args.quiet, config) as progress:
+    with interruptible(ranks.check_peers, not ranks.is_first) as stop_asked, shown_progress(args.quiet, config, args.time_limit) as progress:
         result = trainer.train(
             corpus,
             config,
@@ -381,7 +382,7 @@ def print_estimate(estimate: dict[str, Any], kind: str) -> None:
 
 
 @contextmanager
-def shown_progress(quiet: bool, config: Any) -> Iterator[Callable[[Any], None] | None]:
+def shown_progress(quiet: bool, config: Any, time_limit: float | None = None) -> Iterator[Callable[[Any], None] | None]:
     """Show a bar on a terminal, and one line per validation everywhere."""
     if quiet:
         yield None
@@ -391,12 +392,18 @@ def shown_progress(quiet: bool, config: Any) -> Iterator[Callable[[Any], None] |
         "train_under_guide": "train (guided)",
     }
 
+    began = time.monotonic()
+
+    def end(status: Any) -> str:
+        left = math.inf if time_limit is None else max(0.0, began + time_limit - time.monotonic())
+        return f"eta {clock(status.eta)}" if status.eta <= left else f"time limit in {clock(left)}"
+
     def line(status: Any) -> str:
         valid = f"  valid {status.valid:.1f}{'*' if status.is_best else ''}" if status.valid is not None else ""
         return (
             f"epoch {status.epoch:.2f}/{status.epochs:g}  step {status.step}  "
             f"{labels.get(status.train_name, 'train')} {status.train:.1f}{valid}  "
-            f"{status.tokens_per_second / 1000:.1f}k tok/s  eta {clock(status.eta)}"
+            f"{status.tokens_per_second / 1000:.1f}k tok/s  {end(status)}"
         )
 
     if not sys.stderr.isatty():

@@ -147,16 +147,6 @@ class Blocks:
         members = [np.flatnonzero(class_of_block == size) for size in np.unique(class_of_block)]
         return [(blocks, int(self.num_alive[blocks].max())) for blocks in members]
 
-    def size_classes(self, number: int) -> list[tuple[np.ndarray, int]]:
-        """Return the blocks in at most `number` classes of similar size: (block ids, most states that one of them has).
-
-        For products that should not be spent on padding: the sizes within a class differ by less than K / `number`.
-        """
-        step = -(-self.states_per_block // number)
-        class_of_block = -(-self.num_alive // step)
-        members = [np.flatnonzero(class_of_block == size) for size in np.unique(class_of_block)]
-        return [(blocks, int(self.num_alive[blocks].max())) for blocks in members]
-
     @property
     def words_by_block(self) -> tuple[np.ndarray, np.ndarray]:
         """Word ids sorted by block, then by id, and the number of words of each block."""
