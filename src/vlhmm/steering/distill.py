@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 HELD_OUT = 40  # one line in HELD_OUT is validation text, another one test text
 REPORT = "distillation.json"
+LOGITS_AT_ONCE = 2048  # tokens that the LLM reads at once: 400 MB of logits for a vocabulary of 49,152
 _MOST_GOING = 7 / 8  # share of a batch: below it, finished samples are dropped, which copies the cache
 
 
@@ -230,31 +231,41 @@ def llm_log_probs(
 ) -> np.ndarray:
     """Return log p_T(x_t | prompt, x_<t) of every token of the samples, end-of-text tokens included, in order.
 
-    A sample may end with any of the model's end-of-text ids: the probability of its end is their sum.
+    A sample may end with any of the model's end-of-text ids: the probability of its end is their sum. Samples of similar
+    length are read together, at most `batch` of them, and fewer where their logits would take too much memory.
     """
-    result: list[np.ndarray] = []
-    for first in range(0, len(lines), batch):
-        some = lines[first : first + batch]
-        heads = [llm.prompt_ids(line.prompt or "", template) for line in some]
-        bodies = [[*line.ids, *([llm.end_ids[0]] if line.finished else [])] for line in some]
-        ids, mask = left_padded([h + b for h, b in zip(heads, bodies, strict=True)], llm.end_ids[0])
-        longest = max(map(len, bodies))
+    result: dict[int, np.ndarray] = {}
+    bodies = [[*line.ids, *([llm.end_ids[0]] if line.finished else [])] for line in lines]
+    for some in _batches_to_read([len(body) for body in bodies], batch):
+        heads = [llm.prompt_ids(lines[i].prompt or "", template) for i in some]
+        ids, mask = left_padded([head + bodies[i] for head, i in zip(heads, some, strict=True)], llm.end_ids[0])
+        longest = max(len(bodies[i]) for i in some)
         with torch.inference_mode():
             logits = llm.model(
                 input_ids=ids.to(llm.model.device),
                 attention_mask=mask.to(llm.model.device),
                 logits_to_keep=longest + 1,
-            ).logits[:, :-1]
-            log_probs = torch.log_softmax(logits.float() / temperature, dim=-1).cpu()
-        end = log_probs[:, :, list(llm.end_ids)].logsumexp(-1)
-        for row, body in enumerate(bodies):
-            own = log_probs[row, longest - len(body) :].gather(1, torch.tensor(body)[:, None])[:, 0]
-            if some[row].finished:
-                own[-1] = end[row, -1]
-            result.append(own.double().numpy())
+            ).logits
+            for row, i in enumerate(some):  # one sample's table of tokens by vocabulary at a time
+                scores = logits[row, longest - len(bodies[i]) : longest].float() / temperature
+                chosen = scores.gather(1, torch.tensor(bodies[i], device=scores.device)[:, None])[:, 0]
+                if lines[i].finished:
+                    chosen[-1] = scores[-1, list(llm.end_ids)].logsumexp(-1)
+                result[i] = (chosen - scores.logsumexp(-1)).double().cpu().numpy()
+            del logits  # before the next ones are made
         if progress is not None:
-            progress(min(first + batch, len(lines)), len(lines))
-    return np.concatenate(result)
+            progress(len(result), len(lines))
+    return np.concatenate([result[i] for i in range(len(lines))])
+
+
+def _batches_to_read(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Return the indices in batches of at most `most` and, if there are several, LOGITS_AT_ONCE tokens; longest last."""
+    batches: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if not batches or len(batches[-1]) == most or (len(batches[-1]) + 1) * lengths[i] > LOGITS_AT_ONCE:
+            batches.append([])
+        batches[-1].append(i)
+    return batches
 
 
 # ---- the report
