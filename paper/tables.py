@@ -34,11 +34,34 @@ BASELINE, MAIN, WIKITEXT, SCALAR, MIDDLE, ABLATION, STATES, CONSTRAINT, FACTORED
 EM_EPOCHS = 150  # at most, for sizes and ablations that follow the main run's recipe
 # For the paper's softmax where an epoch takes a minute or more, and without dropout, where the best epoch comes early
 FEWER_EPOCHS = {"2^16": 50, "wikitext-2": 80, "no-dropout": 60}
-# With more than 200 tokens for each state, dropout of half the states and much decay underfit: train under dropout equals
-# valid. These models take less of both and more optimizer steps.
-SMALL = 2**12
-SMALL_EPOCHS, FEW_BLOCKS_EPOCHS, SMALL_UPDATES = 300, 200, 6
-SMALL_DECAY = {2**10: 0.0}  # others 0.3
+
+
+class LessDropout(NamedTuple):
+    """How models with 100 tokens or more for each state are trained: with dropout of half the states they underfit."""
+
+    epochs: int
+    decay: float
+    updates: int = 6  # optimizer steps per E-step
+
+    def settings(self) -> tuple[str, ...]:
+        return (
+            "training.state_dropout=0.25", f"training.weight_decay={self.decay:g}", "training.checks_per_epoch=0.05",
+            f"training.m_step_updates={self.updates}", f"training.epochs={self.epochs}",
+        )  # fmt: skip
+
+
+LESS_DROPOUT = {
+    2**10: LessDropout(300, 0), 2**11: LessDropout(300, 0.3), 2**12: LessDropout(300, 0.3), 2**13: LessDropout(200, 1),
+}  # fmt: skip
+FEW_BLOCKS = 8  # up to here an epoch is slow, and 200 are enough
+
+
+def less_dropout(num_states: int, blocks: int) -> LessDropout | None:
+    """Return how a small model is trained; None for a larger one."""
+    found = LESS_DROPOUT.get(num_states)
+    return found._replace(epochs=200) if found is not None and blocks <= FEW_BLOCKS else found
+
+
 LEAST_SLOTS = 8  # least number of states per block; a small model gets fewer blocks
 # for a pass over PTB and its optimizer steps
 SOFTMAX_SECONDS = {2**10: 1.0, 2**11: 1.1, 2**12: 1.4, 2**13: 2.2, 2**14: 5.5, 2**15: 17.0, 2**16: 70.0}
@@ -105,12 +128,9 @@ def softmax(
     sizes = (f"model.num_states={num_states}", f"model.num_blocks={blocks}")
     if by_gradient:
         training, note = BY_GRADIENT, HOW_BY_GRADIENT
-    elif num_states <= SMALL:
-        epochs, m_step_updates = SMALL_EPOCHS if blocks >= 128 else FEW_BLOCKS_EPOCHS, SMALL_UPDATES
-        decay = SMALL_DECAY.get(num_states, 0.3)
-        less = (f"training.weight_decay={decay:g}", "training.state_dropout=0.25", "training.checks_per_epoch=0.05")
-        training, changes = BY_EM, (*changes, *less)
-        note = HOW_SMALL.format(epochs=epochs, steps=m_step_updates, decay=decay)
+    elif less := less_dropout(num_states, blocks):
+        training = (*BY_EM, *less.settings())
+        note = HOW_SMALL.format(epochs=less.epochs, steps=less.updates, decay=less.decay)
     else:
         training, note = BY_EM, HOW_BY_EM.format(epochs=epochs, steps=m_step_updates)
     if m_step_updates != 3:
@@ -144,16 +164,16 @@ def em(
     if not is_main:
         of_size = blocks or min(base.model.num_blocks, max(1, num_states // LEAST_SLOTS))
         epochs = min(base.training.epochs, EM_EPOCHS)
-        sizes = (
-            f"model.num_states={num_states}",
-            f"model.num_blocks={of_size}",
-            f"training.epochs={epochs:g}",
-        )
+        sizes: tuple[str, ...] = (f"model.num_states={num_states}", f"model.num_blocks={of_size}")
+        less = less_dropout(num_states, of_size)
+        sizes += (*less.settings(), "training.embedding_dropout=0") if less else (f"training.epochs={epochs:g}",)
         changes = (*sizes, *changes, *([MORE_LINES] if num_states > base.model.num_states else []))
     recipe = Hmm(f"em-{corpus}", changes)
     config = recipe.config()
     size = "" if is_main else num_states
     how = f"generalized EM, {config.training.epochs:g} epochs with {config.training.m_step_updates} optimizer steps per E-step"
+    if config.training.state_dropout != base.training.state_dropout:
+        how += f", state dropout {config.training.state_dropout:g}, weight decay {config.training.weight_decay:g}"
     if config.training.optimizer == "closed-form":
         how = f"EM, {CLOSED_FORM_EPOCHS} epochs with {HOW_CLOSED_FORM}"
     note = f"block-factored transitions, {config.model.num_blocks} blocks; {how}"
