@@ -259,10 +259,13 @@ def llm_log_probs(
 
 
 def _batches_to_read(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Return the indices in batches of at most `most` and, if there are several, LOGITS_AT_ONCE tokens; longest last."""
+    """Return the indices in batches of at most `most` and, if there are several, LOGITS_AT_ONCE tokens.
+
+    The longest come first: the memory of a batch then has room for the next one.
+    """
     batches: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        if not batches or len(batches[-1]) == most or (len(batches[-1]) + 1) * lengths[i] > LOGITS_AT_ONCE:
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if not batches or len(batches[-1]) == most or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > LOGITS_AT_ONCE:
             batches.append([])
         batches[-1].append(i)
     return batches
