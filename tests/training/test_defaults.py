@@ -1,18 +1,36 @@
 """Settings chosen by the size of a text: what is chosen, that it is valid for any text, and that what is named stays."""
 
+import itertools
 import json
+import math
 
 import pytest
 
 import vlhmm
 from vlhmm.cli.main import main
+from vlhmm.data.corpora import Corpus
+from vlhmm.data.text import encode, learn
 from vlhmm.errors import ConfigError
-from vlhmm.training.defaults import blocks_for, choose, configure, embedding_dropout, state_dropout, warnings_for
+from vlhmm.training.defaults import (
+    bigram_perplexity,
+    blocks_for,
+    choose,
+    configure,
+    configure_for,
+    embedding_dropout,
+    state_dropout,
+    warnings_for,
+)
 from vlhmm.training.run_folder import RunFolder
 
 
 def values(tokens: int, words: int, **given):
     return {choice.name: choice.value for choice in choose(tokens, words, given)}
+
+
+def texts_corpus(train: list[str], valid: list[str]) -> Corpus:
+    vocabulary, text = learn(line.split() for line in train)
+    return Corpus("toy", vocabulary, text, encode((line.split() for line in valid if line), vocabulary), None)
 
 
 def test_more_text_more_states():
@@ -70,6 +88,42 @@ def test_numbers():
 
 def test_less_state_dropout_where_tokens_are_plenty_and_states_are_few():
     assert [state_dropout(t, s)[0] for t, s in ((96, 2**12), (96, 2**13), (96, 2**14), (28, 2**12))] == [0.25, 0.25, 0.5, 0.5]
+
+
+def test_the_perplexity_of_a_bigram_model_is_that_of_its_definition():
+    train, valid = ["a b a b c", "b a b", "c"], ["a b c", "d a a", ""]
+    corpus = texts_corpus(train, valid)
+    words = corpus.vocabulary.words
+    text = [w for line in train for w in [*line.split(), words[corpus.vocabulary.eos]]]
+    held_out = [w if w in words else "<unk>" for line in valid if line for w in [*line.split(), words[corpus.vocabulary.eos]]]
+    pairs = list(itertools.pairwise(text))
+    logs = []
+    for before, word in itertools.pairwise(held_out):
+        unigram = (text.count(word) + 1) / (len(text) + len(words))
+        left = [pair for pair in pairs if pair[0] == before]
+        if not left:
+            logs.append(math.log(unigram))
+            continue
+        seen = max(0, left.count((before, word)) - 0.75) / len(left)
+        logs.append(math.log(seen + 0.75 * len(set(left)) / len(left) * unigram))
+    assert bigram_perplexity(corpus) == pytest.approx(math.exp(-sum(logs) / len(logs)))
+
+
+def test_a_predictable_text_is_regularized_less():
+    def chosen(perplexity):
+        made = choose(400_000, 300, {}, bigram_perplexity=perplexity)
+        return {choice.name: choice.value for choice in made}
+
+    prose, events = chosen(60.0), chosen(2.2)
+    assert prose["training.state_dropout"] == 0.25 and "training.weight_decay" not in prose
+    assert prose == chosen(None)
+    assert events["training.state_dropout"] == 0.1 and events["training.m_step_updates"] == 6
+    lines = ["up down left right"] * 40
+    configured = configure_for([], texts_corpus(lines * 200, lines))
+    reasons = {choice.name: choice.reason for choice in configured.choices}
+    assert "predictable" in reasons["training.state_dropout"] and configured.config.training.weight_decay == 0.5
+    kept = configure_for(["training.weight_decay=3"], texts_corpus(lines * 200, lines))
+    assert kept.config.training.weight_decay == 3
 
 
 def test_a_warning_where_states_outnumber_the_text():
