@@ -165,7 +165,7 @@ def em(
         of_size = blocks or min(base.model.num_blocks, max(1, num_states // LEAST_SLOTS))
         epochs = min(base.training.epochs, EM_EPOCHS)
         sizes: tuple[str, ...] = (f"model.num_states={num_states}", f"model.num_blocks={of_size}")
-        less = less_dropout(num_states, of_size)
+        less = less_dropout(num_states, of_size) if num_states <= 2**11 else None  # at 2^13 ours gains nothing by it
         sizes += (*less.settings(), "training.embedding_dropout=0") if less else (f"training.epochs={epochs:g}",)
         changes = (*sizes, *changes, *([MORE_LINES] if num_states > base.model.num_states else []))
     recipe = Hmm(f"em-{corpus}", changes)

@@ -179,7 +179,8 @@ class HMMDistributions:
 
     @cached_property
     def _num_alive(self) -> list[int]:
-        return self.blocks.num_alive.tolist()
+        alive: list[int] = self.blocks.num_alive.tolist()
+        return alive
 
     @cached_property
     def _entered(self) -> tuple[Int[Tensor, " column"], list[Transition]]:

@@ -23,6 +23,7 @@ from vlhmm.errors import ConfigError
 from vlhmm.hmm import DropoutMask
 from vlhmm.training import dry_run as dry_run_module
 from vlhmm.training.config import DistillationConfig
+from vlhmm.training.distillation import Distillation
 from vlhmm.training.distillation import evidence as evidence_module
 from vlhmm.training.distillation.evidence import (
     LEAST,
@@ -328,6 +329,19 @@ def test_evidence_beyond_the_memory_is_refused(texts, tmp_path, change, times):
     assert train(texts, guided_config(change), tmp_path / "run", teacher=speaks, memory=enough).finished
 
 
+def test_of_a_text_in_shares_only_the_evidence_of_one_is_kept(texts, tmp_path, monkeypatch):
+    held, evidence = [], Distillation.evidence
+
+    def watched(self, batches, mask, step):
+        found = evidence(self, batches, mask, step)
+        held.append((len(self._evidence), len(batches)))
+        return found
+
+    monkeypatch.setattr(Distillation, "evidence", watched)
+    train(texts, guided_config("training.em_tokens=100"), tmp_path / "run", teacher=teacher)
+    assert len(held) > 8 and all(kept <= of_step for kept, of_step in held)
+
+
 def test_misuse_is_refused(texts, tmp_path):
     with pytest.raises(ConfigError, match="needs a teacher: --guide RUN"):
         train(texts, guided_config(), tmp_path / "run")
@@ -343,9 +357,10 @@ def test_misuse_is_refused(texts, tmp_path):
             guided_config(f"distillation.{name}=-1")
         with pytest.raises(ConfigError, match=f"{name}=2 has no effect without a teacher"):
             guided_config("distillation.weight=0", f"distillation.{name}=2")
-    for change in ("training.em_tokens=100", "training.batch=streams", "training.method=gradient"):
+    carried_shares = ("training.batch=streams", "training.context=carry", "training.em_tokens=100")
+    for changes in (carried_shares, ("training.batch=streams",), ("training.method=gradient",)):
         with pytest.raises(ConfigError, match="a guide needs training.method=em"):
-            guided_config(change)
+            guided_config(*changes)
     for name in ("text",):
         with pytest.raises(ConfigError, match="writes line by line"):
             guided_config("training.batch=streams", "training.context=carry", f"distillation.{name}=2")

@@ -21,6 +21,8 @@ examples:
                                                                                     texts or ids, {"ids": [...], "finished": true}
   vlhmm distill SmolLM2.gguf --samples drawn.jsonl --temperature 0.8 --out runs/smol
                                                                                     also report the LLM's own perplexity
+  vlhmm distill SmolLM2.gguf --prompts prompts.txt --tokens 1M --evidence 1 --out runs/smol
+                                                                                    the model's hidden vectors guide the states
   vlhmm distill SmolLM2.gguf --prompts prompts.txt --tokens 1M --states 32768 --iterations 200 --out runs/large
 
 Samples are saved in RUN/samples, shard by shard, and the same command resumes an interrupted run. One line in 40 is
@@ -54,6 +56,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     training.add_argument("--preset", metavar="NAME", default="distill", help="complete configuration (default: distill); tiny takes seconds")
     training.add_argument("--states", metavar="N", help="hidden states, e.g. 2^14: short for --set model.num_states=N")
     training.add_argument("--blocks", metavar="M", help="token blocks: short for --set model.num_blocks=M")
+    training.add_argument(
+        "--evidence", type=real(0, 1e6), default=0.0, metavar="W",
+        help="weight of evidence about the states from the model's hidden vectors, e.g. 1; it reads all samples again (default: 0, none)",
+    )  # fmt: skip
     training.add_argument("--iterations", type=count(1), metavar="N", help="number of E-steps, each over a share of the samples")
     training.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change one setting; repeatable (see vlhmm train --list-settings)")
     training.add_argument("--time-limit", type=duration, metavar="T", help="stop training with a checkpoint after this time: 90s, 15m, 1.5h")
@@ -112,14 +118,23 @@ def run(args: argparse.Namespace) -> int:
             llm_nats = -float(found.mean())
         elif llm is not None:
             log("some samples do not say which prompt they answer; the LLM itself is left out of the report")
+        config, teacher = configured(args, samples.train.num_tokens), None
+        if args.evidence:
+            from vlhmm.steering.hidden_vectors import read_hidden_vectors
+
+            folder = RunFolder(args.out).samples_path
+            with progress_of(args.quiet, "the LLM reads the samples", "samples") as progress:
+                teacher = read_hidden_vectors(llm, samples.train_lines, folder, args.template, progress, stop_asked)
+            if teacher is None:
+                log("stopped; the same command resumes")
+                return 130
         llm = None  # its memory
-        config = configured(args, samples.train.num_tokens)
         with shown_progress(args.quiet, config, args.time_limit) as shown:
             corpus = Corpus("samples", vocabulary, samples.train, samples.valid, None)
             described = {"llm": args.llm, "samples": " ".join(map(str, sources))}
             result = train(
                 corpus, config, args.out, time_limit=args.time_limit, device=device, memory=args.memory, progress=shown,
-                should_stop=stop_asked, log=log, described=described,
+                should_stop=stop_asked, log=log, described=described, teacher=teacher,
             )  # fmt: skip
     if result.stopped_by == "interrupt":
         log(f"stopped at step {result.step} of {result.total_steps}; the same command resumes")
@@ -147,6 +162,8 @@ def check(args: argparse.Namespace) -> None:
         raise ConfigError("LLM is missing: a folder, a .gguf file or a hub name; or give --samples")
     elif not args.prompts:
         raise ConfigError("--prompts is missing: a file of what the model is asked, one prompt per line")
+    if args.evidence and not args.llm:
+        raise ConfigError("--evidence comes from the LLM's hidden vectors: name the LLM that wrote the samples")
     if args.llm and args.tokenizer:
         raise ConfigError("the LLM brings its own tokenizer: drop --tokenizer")
 
@@ -159,6 +176,8 @@ def configured(args: argparse.Namespace, train_tokens: int) -> Any:
 
     short = {"model.num_states": args.states, "model.num_blocks": args.blocks, "training.seed": args.seed}
     changes = [f"{name}={value}" for name, value in short.items() if value is not None]
+    if args.evidence:
+        changes.append(f"distillation.weight={args.evidence}")
     config = override(preset(args.preset), [*changes, *args.set])
     named = any(setting.startswith("training.epochs") for setting in args.set)
     if args.iterations is None and (named or args.preset != "distill"):

@@ -187,6 +187,7 @@ class Samples(NamedTuple):
     train: Text
     valid: Text
     test: Text
+    train_lines: list[TokenLine]
     test_lines: list[TokenLine]
 
     @property
@@ -206,7 +207,7 @@ def read_samples(paths: Iterable[str | Path], vocabulary: TokenVocabulary) -> Sa
     if not test:
         raise DataError(f"there are {len(train) + len(valid)} samples, expected at least {HELD_OUT}; draw more")
     texts = [encode_tokens(lines, vocabulary) for lines in (train, valid, test)]
-    return Samples(texts[0], texts[1], texts[2], test)
+    return Samples(texts[0], texts[1], texts[2], train, test)
 
 
 def _lines_of(paths: Iterable[str | Path], vocabulary: TokenVocabulary) -> Iterator[TokenLine]:
@@ -236,7 +237,7 @@ def llm_log_probs(
     """
     result: dict[int, np.ndarray] = {}
     bodies = [[*line.ids, *([llm.end_ids[0]] if line.finished else [])] for line in lines]
-    for some in _batches_to_read([len(body) for body in bodies], batch):
+    for some in batches_to_read([len(body) for body in bodies], batch):
         heads = [llm.prompt_ids(lines[i].prompt or "", template) for i in some]
         ids, mask = left_padded([head + bodies[i] for head, i in zip(heads, some, strict=True)], llm.end_ids[0])
         longest = max(len(bodies[i]) for i in some)
@@ -258,7 +259,7 @@ def llm_log_probs(
     return np.concatenate([result[i] for i in range(len(lines))])
 
 
-def _batches_to_read(lengths: Sequence[int], most: int) -> list[list[int]]:
+def batches_to_read(lengths: Sequence[int], most: int) -> list[list[int]]:
     """Return the indices in batches of at most `most` and, if there are several, LOGITS_AT_ONCE tokens.
 
     The longest come first: the memory of a batch then has room for the next one.

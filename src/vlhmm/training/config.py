@@ -149,10 +149,10 @@ class TrainingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistillationConfig:
-    """A teacher's part in training by EM (`vlhmm train --guide`)."""
+    """A teacher's part in training by EM (`vlhmm train --guide`, `vlhmm distill --evidence`)."""
 
     weight: float = setting(
-        0.0, "Weight of a teacher's evidence about the states; needs vlhmm train --guide.", "distillation"
+        0.0, "Weight of a teacher's evidence about the states; needs vlhmm train --guide or vlhmm distill --evidence.", "distillation"
     )
     full: float = setting(
         0.6, "Share of training during which the teacher's evidence has its full weight.", "distillation"
@@ -188,11 +188,11 @@ class DistillationConfig:
         if not self.weight:
             return
         by_lines = (training.batch, training.context) == ("sentences", "reset")
-        by_streams = (training.batch, training.context) == ("streams", "carry")
-        if not (training.method == "em" and training.em_tokens is None and (by_lines or by_streams)):
+        by_streams = (training.batch, training.context, training.em_tokens) == ("streams", "carry", None)
+        if not (training.method == "em" and (by_lines or by_streams)):
             raise ConfigError(
-                "a guide needs training.method=em, no training.em_tokens, and training.batch=sentences with context=reset "
-                "or batch=streams with context=carry: its evidence is about the same rows in every E-step"
+                "a guide needs training.method=em, and training.batch=sentences with context=reset "
+                "or batch=streams with context=carry and without training.em_tokens: it reads whole lines, or the whole text"
             )
         if self.text and not by_lines:
             raise ConfigError("distillation.text needs training.batch=sentences: a teacher writes line by line")

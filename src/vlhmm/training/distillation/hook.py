@@ -86,6 +86,9 @@ class Distillation:
             return None
         if self.clusters is None:
             self._read(self.trainer.plan(0)[0])  # the first step's, wherever this sitting began
+        if self.config.training.em_tokens is not None:  # an epoch's batches are new ones: none of them comes back
+            current = {id(batch) for batch in batches}
+            self._evidence = {key: kept for key, kept in self._evidence.items() if key in current}
         found = [self._about(number, batches) for number in range(len(batches))]
         num_slots = self.trainer.blocks.states_per_block
         nothing = torch.full((1, num_slots), LEAST, dtype=torch.float16)  # of a rank without rows
