@@ -236,7 +236,7 @@ def llm_log_probs(
     length are read together, at most `batch` of them, and fewer where their logits would take too much memory.
     """
     result: dict[int, np.ndarray] = {}
-    bodies = [[*line.ids, *([llm.end_ids[0]] if line.finished else [])] for line in lines]
+    bodies = [tokens_of(line, llm.end_ids[0]) for line in lines]
     for some in batches_to_read([len(body) for body in bodies], batch):
         heads = [llm.prompt_ids(lines[i].prompt or "", template) for i in some]
         ids, mask = left_padded([head + bodies[i] for head, i in zip(heads, some, strict=True)], llm.end_ids[0])
@@ -257,6 +257,11 @@ def llm_log_probs(
         if progress is not None:
             progress(len(result), len(lines))
     return np.concatenate([result[i] for i in range(len(lines))])
+
+
+def tokens_of(line: TokenLine, eos: int) -> list[int]:
+    """Return a sample's tokens, its end included."""
+    return [*line.ids, *([eos] if line.finished else [])]
 
 
 def batches_to_read(lengths: Sequence[int], most: int) -> list[list[int]]:

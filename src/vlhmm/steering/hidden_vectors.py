@@ -20,7 +20,7 @@ from vlhmm.data.atomic_io import replace_atomically
 from vlhmm.data.text import Text
 from vlhmm.data.tokenizer import TokenLine
 from vlhmm.errors import ConfigError
-from vlhmm.steering.distill import batches_to_read
+from vlhmm.steering.distill import batches_to_read, tokens_of
 from vlhmm.steering.llm import left_padded
 
 if TYPE_CHECKING:
@@ -67,11 +67,6 @@ class HiddenVectors:
     def sample(self, num_tokens: int, generator: torch.Generator, *, progress: Progress) -> Text:
         """Refuse: a language model's text is drawn by `vlhmm distill --tokens`."""
         raise ConfigError(f"distillation.text={num_tokens}: draw more samples instead, with --tokens")
-
-
-def tokens_of(line: TokenLine, eos: int) -> list[int]:
-    """Return a sample's tokens, its end included."""
-    return [*line.ids, *([eos] if line.finished else [])]
 
 
 def read_hidden_vectors(
